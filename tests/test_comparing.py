@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from acclimate.cli.main import app
+from acclimate.eval import paired
 from acclimate.experiment.settings import expand
 from acclimate.running import compare
 from acclimate.running import run as api
@@ -30,10 +31,10 @@ def run_folder(path, label, seed, accuracies, adapter="none", data="same", metri
 
 
 def test_differences_are_of_the_same_client_and_seed():
-    first, second = {0: [0.9, 0.5], 1: [0.8, 0.8]}, {0: [0.7, 0.3], 1: [0.6, 0.6]}
+    first, second = {0: [0.9, 0.5, 0.4], 1: [0.8, 0.8, 0.3]}, {0: [0.7, 0.3, 0.2], 1: [0.6, 0.6, 0.1]}
     d = compare.difference("original", "last", first, second)
     assert d.mean == pytest.approx(0.2) and d.low == pytest.approx(0.2) and d.high == pytest.approx(0.2)
-    assert d.differs and d.better == 1.0 and (d.seeds, d.clients) == (2, 4)
+    assert d.differs and d.better == 1.0 and (d.seeds, d.clients) == (2, 6)
     back = compare.difference("original", "last", second, first)
     assert back.mean == pytest.approx(-0.2) and back.better == 0.0
 
@@ -60,7 +61,48 @@ def test_one_client_with_one_seed_says_nothing_of_chance():
     """A bootstrap of one number has no width, whatever the number is."""
     one, two = compare.difference("x", "last", {0: [0.9]}, {0: [0.1]}), {0: [0.9], 1: [0.9]}
     assert (one.low, one.high) == (-1.0, 1.0) and one.mean == pytest.approx(0.8) and not one.differs
-    assert compare.difference("x", "last", two, {0: [0.1], 1: [0.1]}).differs
+    assert not compare.difference("x", "last", two, {0: [0.1], 1: [0.1]}).differs
+    six = {n: [0.9] for n in range(6)}
+    assert compare.difference("x", "last", six, {n: [0.1] for n in six}).differs
+
+
+POINTS = [12.7062047, 4.3026527, 3.1824463, 2.7764451, 2.5705818, 2.4469119, 2.3646243, 2.3060041]
+"""Student's 97.5 % points with 1 to 8 degrees of freedom, as printed tables have them."""
+
+
+@pytest.mark.parametrize("count", range(2, 10))
+def test_few_clients_have_students_interval(count):
+    own = np.random.default_rng(count).normal(0.02, 0.01, count)
+    half = POINTS[count - 2] * own.std(ddof=1) / count**0.5
+    assert compare.interval([own.tolist()]) == pytest.approx((own.mean() - half, own.mean() + half), abs=1e-7)
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
+    theirs = stats.t.interval(0.95, count - 1, own.mean(), stats.sem(own))
+    assert compare.interval([own.tolist()]) == pytest.approx(theirs, abs=1e-7)
+
+
+def test_two_to_five_clients_that_agree_in_sign_are_not_more_than_chance_by_that_alone():
+    """The bootstrap's interval of these left zero out, all four times."""
+    for own in ([0.01, 0.09], [0.01, 0.02, 0.09], [0.01, 0.01, 0.03, 0.09], [0.01, 0.01, 0.02, 0.09, 0.13]):
+        low, high = compare.interval([own])
+        assert low < 0 < np.mean(own) < high
+        assert np.quantile(paired.resampled([[np.array(own)[:, None]]]), 0.025) > 0
+    low, high = compare.interval([[0.08, 0.09, 0.1, 0.11, 0.1]])
+    assert 0 < low < 0.096 < high  # and some do differ
+
+
+def test_few_clients_of_several_seeds_count_as_their_seeds_weigh():
+    own = [[0.1, 0.2], [0.3, 0.5, 0.7]]
+    every = np.concatenate(own)
+    spread = every.std(ddof=1)
+    mean, weight = (0.15 + 0.5) / 2, (0.25 / 2 + 0.25 / 3) ** 0.5
+    half = POINTS[3] * spread * weight
+    assert compare.interval(own) == pytest.approx((mean - half, mean + half))
+
+
+def test_few_numbers_cover_as_often_as_they_say():
+    rng = np.random.default_rng(2)
+    hits = sum(low <= 0.01 <= high for low, high in (compare.interval([rng.normal(0.01, 0.05, 4)]) for _ in range(600)))
+    assert 0.93 <= hits / 600 <= 0.97
 
 
 def test_seeds_that_disagree_widen_the_interval():
@@ -90,8 +132,8 @@ def test_seeds_may_have_different_numbers_of_clients():
 
 
 def test_the_interval_of_one_seed_is_the_bootstrap_over_its_clients():
-    own = np.array([0.0, 0.1, 0.4])
-    drawn = own[np.random.default_rng(0).integers(0, 3, (10_000, 3))].mean(1)
+    own = np.array([0.0, 0.1, 0.4, 0.2, 0.3, -0.1, 0.0, 0.5, 0.1, 0.2])  # ten are enough for one
+    drawn = own[np.random.default_rng(0).integers(0, 10, (10_000, 10))].mean(1)
     assert compare.interval([own.tolist()]) == tuple(np.quantile(drawn, [(1 - 0.95) / 2, (1 + 0.95) / 2]))
 
 
@@ -99,7 +141,8 @@ def test_the_interval_of_one_seed_is_the_bootstrap_over_its_clients():
 def two(tmp_path):
     for seed in (0, 1):
         for label, plus in (("fedavg", 0.0), ("fedthe", 0.1)):
-            own = {("original", how): [0.5 + plus, 0.6 + plus] for how in ("last", "validation")}
+            off = plus / 10  # clients that gain exactly alike tell nothing of chance
+            own = {("original", how): [0.5 + plus - off, 0.6 + plus + off] for how in ("last", "validation")}
             curve = [{"round": 1, "adapter": "none", "streams": {"original": 0.7 + plus}}, {"round": 2}]
             run_folder(tmp_path / f"{label}-{seed}", label, seed, own, metrics=curve)
     return tmp_path
@@ -361,3 +404,25 @@ def test_many_rows_are_ranked_and_ties_said(tmp_path):
     assert [set(g) for g in body["cannot_be_told_apart"]] == [{"fedthe", "fedbn"}]
     assert "Within chance of it:" in done.output and "One seed" not in done.output
     assert CliRunner().invoke(app, ["compare", str(tmp_path), "--row", "fedthe"]).exit_code != 0
+
+
+def placed(path, label, seed, own, *settings):
+    run_folder(path, label, seed, {("original", "last"): own})
+    results = json.loads((path / "results.json").read_text())
+    for row in results["table"]:
+        row["settings"] = list(settings)
+    (path / "results.json").write_text(json.dumps(results))
+
+
+def test_seeds_of_two_devices_are_those_of_one_row(tmp_path):
+    for seed, where in ((0, ()), (1, ("device=cuda", "backend.chunk=8", "checkpoint_every=5"))):
+        placed(tmp_path / f"a{seed}", "fedavg", seed, [0.5, 0.6], *where, "rounds=3")
+        placed(tmp_path / f"b{seed}", "fedthe", seed, [0.7, 0.9], "rounds=3")
+    found = compare.sides([tmp_path])
+    assert [(s.title, sorted(s.cells["original", "last"])) for s in found] == [("fedavg", [0, 1]), ("fedthe", [0, 1])]
+
+
+def test_one_seed_on_two_devices_is_two_rows(tmp_path):
+    placed(tmp_path / "cpu", "fedavg", 0, [0.5, 0.6])
+    placed(tmp_path / "gpu", "fedavg", 0, [0.5, 0.7], "device=cuda")
+    assert [s.title for s in compare.sides([tmp_path])] == ["fedavg", "fedavg(device=cuda)"]

@@ -282,3 +282,15 @@ def test_samples_come_from_folders_of_images_and_arrays(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no images"):
         samples(tmp_path / "empty", (1, 8, 8))
+
+
+@pytest.mark.parametrize(("private", "part"), [(("head",), "head"), (("body",), "body")])
+def test_newcomers_in_the_table_hold_the_initial_private_part_and_the_trained_shared_one(private, part):
+    """As the guide says; FedPer's head and LG-FedAvg's body."""
+    fit = trained(ac.methods.FedAvg(private=private, work=WORK), rounds=1)
+    worker = fit.worker
+    down = worker.method.download(worker.task, fit.state.server)
+    met = fit.engine.model_of(fit.engine.join(down, 1), 0)["vars"]["params"]
+    initial = worker.task.init(worker.key("init"))["params"]
+    own = worker.task.select(part)
+    assert all(torch.equal(v, initial[n]) == (n in own) for n, v in met.items())

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,6 +18,7 @@ import acclimate as ac
 from acclimate import store
 from acclimate.experiment import catalogue, decode, encode, names
 from acclimate.experiment.encoding import renamed
+from acclimate.ops.augment import CropJitter
 from acclimate.running.run import stored_table
 
 OLD = Path(__file__).parent / "fixtures" / "before_the_move"
@@ -193,3 +195,21 @@ def test_a_checkpoint_that_does_not_say_who_has_trained_goes_on_as_it_was_begun(
     assert caplog.messages == [f"{path} is of an earlier version and lacks 'seen': it is filled with 1"]
     with pytest.raises(store.RunError, match="tensor 'server/seen' is missing"):
         store.unpack(path, replace(like, added={}), [identity])
+
+
+def test_a_stored_run_whose_images_an_augmentation_clips_says_what_to_do(tmp_path, monkeypatch):
+    """Earlier versions clipped floats beyond 0..1 without a word."""
+    x = np.linspace(-2.0, 2.0, 40 * 192, dtype=np.float32).reshape(40, 3, 8, 8)
+    np.savez(tmp_path / "images.npz", x=x, y=np.arange(40) % 2)
+    data = ac.data.Arrays(file=str(tmp_path / "images.npz"), clients=2, augment=CropJitter())
+    e = ac.Experiment(data=data, model=ac.models.MLP(hidden=(4,)), rounds=1, streams=(ac.shifts.Original(),))
+    e = replace(e, method=ac.methods.FedAvg(work=ac.Work(epochs=1, batch=4)))
+    with monkeypatch.context() as earlier:
+        earlier.setattr("acclimate.core.task.check_augment", lambda *about: None)
+        ac.run(e, tmp_path / "run")
+    says = "was run by an earlier version, which clipped its images .* Run it again with other settings: augment"
+    with pytest.raises(store.RunError, match=says):
+        ac.load(tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
+    with pytest.raises(store.RunError, match=says):
+        ac.resume(tmp_path / "run")

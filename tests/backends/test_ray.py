@@ -430,6 +430,24 @@ def test_what_cannot_run_is_refused_before_anything_starts():
         Ray().open(odd, shards(), CPU)
 
 
+def test_a_start_that_takes_long_is_said_before_it_begins(caplog):
+    begun = []
+
+    class Fake:
+        def init(self, **how):
+            begun.append((how["address"], [r.message for r in caplog.records]))
+
+        def get_runtime_context(self):
+            return SimpleNamespace(gcs_address="127.0.0.1:6379")
+
+    connection = object.__new__(module.Connection)
+    connection._begin(Fake(), None, 1)
+    connection._begin(Fake(), "ray://there:10001", 1)
+    ways = ("starting Ray on this machine", "connecting to the Ray cluster at ray://there:10001")
+    here, there = (f"{how}, which may take half a minute" for how in ways)
+    assert begun == [("local", [here]), ("ray://there:10001", [here, there])]
+
+
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'acclimate\[ray\]'"):

@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
-from acclimate.core.nn import conv, cuts, folded_kernels, halves, implicit, implicit_kernels, kernels
+from acclimate.core.nn import conv, cuts, halves, implicit, implicit_kernels, kernels
 from acclimate.core.nn.implicit_kernels import Layer, Tile
 from by_kernel import every_shape_by_its_kernel  # noqa: F401
 
@@ -137,9 +137,8 @@ def test_zeros_give_zeros_and_what_is_not_finite_shows_for_its_client_alone(zero
 
 
 @works
-@pytest.mark.parametrize("way", [implicit_kernels, folded_kernels])
 @pytest.mark.parametrize("sizes", SIZES[:3])
-def test_a_sum_with_its_pooling_is_as_near_as_tf32(way: Any, sizes: tuple) -> None:
+def test_a_sum_with_its_pooling_is_as_near_as_tf32(sizes: tuple) -> None:
     g = conv.Geometry((11, 10), (5, 5), 1, (0, 0))
     x, small = scaled(numbers(2, 3, 4, 11, 10), sizes[0]), scaled(numbers(2, 3, 8, 3, 3, seed=1), sizes[1])
     x[:, :, 3] = 0  # images have a fourth channel of zeros
@@ -147,7 +146,7 @@ def test_a_sum_with_its_pooling_is_as_near_as_tf32(way: Any, sizes: tuple) -> No
     dy = torch.zeros(2, 3, 8, *g.out, device=HERE)
     for place in range(4):
         dy[..., place // 2 : 6 : 2, place % 2 : 6 : 2] = small * (which == place)
-    ours = way.pooled_correlate(x, small, layer, TILE, "fp16", which, 3)
+    ours = implicit_kernels.pooled_correlate(x, small, layer, TILE, "fp16", which, 3)
     near(ours, truth(g, x, dy)[:, :, :3])
 
 
@@ -219,6 +218,15 @@ def test_halves_are_tried_after_others_and_only_where_tf32_is_allowed(kind: Any)
     for precision, dtype, is_cuda in others:
         x = SimpleNamespace(dtype=dtype, is_cuda=is_cuda)
         assert "fp16" not in {cut.dot for cut in cuts.cuts(kind, LAYERS[kind], x, precision)}
+
+
+def test_a_choice_of_halves_in_folded_kernels_of_an_earlier_version_is_measured_again() -> None:
+    tile = [64, 64, 64, 4, 3]
+    key, other = (implicit.name("pooled_correlate", LAYERS["pooled_correlate"], n, 32, "tf32", "old") for n in (60, 61))
+    before = dict(implicit.choices())
+    kept = {"way": "folded", "tile": tile, "dot": "bf16x3"}
+    implicit.use_choices({key: {"way": "folded", "tile": tile, "dot": "fp16", "ms": 0.1}, other: kept})
+    assert implicit.choices() == {**before, other: kept}
 
 
 def test_a_choice_of_halves_is_read_again_and_refused_for_other_products() -> None:

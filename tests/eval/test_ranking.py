@@ -64,7 +64,7 @@ def test_a_stream_by_itself_is_ranked_as_compare_does():
 
 
 def test_equal_rows_are_level_and_share_a_rank():
-    cells = {"a": {0: [0.5, 0.7, 0.1]}}
+    cells = {"a": {0: [0.5, 0.7, 0.5]}}
     found = rank([RankedRow("x", cells), RankedRow("y", cells), RankedRow("z", {"a": {0: [0.1, 0.2, 0.0]}})])
     assert [p.average_rank for p in found.places] == [1.5, 1.5, 3.0]
     assert found.groups == ((0, 1),) and found.places[1].level and not found.places[2].level
@@ -73,13 +73,15 @@ def test_equal_rows_are_level_and_share_a_rank():
 
 def test_rows_of_one_client_and_one_seed_cannot_be_told_apart():
     """As on a stream of one newcomer: its places are those of its means, and every row is level with the first."""
-    rows = [
-        RankedRow(n, {"new": {0: [v]}, "own": {0: [0.5, v, v, v]}}) for n, v in (("x", 0.9), ("y", 0.2), ("z", 0.1))
-    ]
+    three = (("x", 0.9), ("y", 0.2), ("z", 0.1))
+    rows = [RankedRow(n, {"new": {0: [v]}, "own": {0: [v, v, v, v - v * v / 9]}}) for n, v in three]
     found = rank(rows)
     assert [(p.title, p.level, p.low, p.high) for p in found.by_stream["new"]] == [
         ("x", True, -1.0, 1.0), ("y", True, -1.0, 1.0), ("z", True, -1.0, 1.0)]  # fmt: skip
     assert not found.places[1].level and not any(p.level for p in found.by_stream["own"][1:])
+    differences = [0.7, 0.7, 0.7, 0.7 - (0.81 - 0.04) / 9]  # of four clients; the newcomer, alone, has no spread
+    half = 3.182446 * np.std(differences, ddof=1) * (0.25 + 0.25 / 4) ** 0.5
+    assert found.places[1].low == pytest.approx((0.7 + np.mean(differences)) / 2 - half)
     alone = rank([RankedRow(r.title, {"new": r.cells["new"]}) for r in rows])
     assert alone.groups == ((0, 2),) and "Within chance of it: y and z." in alone.words()[0]
 

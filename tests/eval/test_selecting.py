@@ -202,3 +202,26 @@ def test_adapters_that_exchange_are_left_out_since_every_client_is_served_alone(
     assert found.left_out == (f"together: {says}",) and found.rows[0]["chosen"] == {"none": 3}
     estimated = ac.estimates(fit, both, STREAMS[:1], passes=0)
     assert {r["adapter"] for r in estimated.rows} == {"none"}
+
+
+def scored(*found):
+    """A selection of candidates with these scores: adapter, stream, score."""
+    rows = [{"adapter": a, "stream": s, "accuracy": 0.0, "scores": {"entropy": v}} for a, s, v in found]
+    return Selection(candidates=tuple(rows))
+
+
+def test_streams_count_alike_whatever_the_number_of_their_seeds():
+    three = [("tent", "a", 0.9)] * 3 + [("bn", "a", 0.8)] * 3  # three seeds have a score on a, and one on b
+    assert scored(*three, ("tent", "b", 0.1), ("bn", "b", 0.3)).overall("entropy") == "bn"
+    pick = {"strategy": "entropy", "by": "stream", "chosen": {"bn": 1}, "per_client": []}
+    rows = [{**pick, "stream": s, "accuracy": v, "gap": v / 10} for s, v in (("a", 0.9), ("a", 0.7), ("b", 0.2))]
+    assert Selection(tuple(rows)).accuracy("entropy") == pytest.approx((0.8 + 0.2) / 2)
+    assert Selection(tuple(rows)).gap("entropy") == pytest.approx(0.05)
+    assert Selection(tuple(rows)).accuracy("entropy", "a") == pytest.approx(0.8)
+
+
+def test_candidates_that_are_missing_on_other_streams_are_compared_on_those_that_both_have():
+    both = (("tent", "easy", 0.9), ("tent", "shared", 0.2), ("bn", "hard", 0.3), ("bn", "shared", 0.4))
+    assert scored(*both).overall("entropy") == "bn"  # by their own streams tent had 0.55, and bn 0.35
+    assert scored(*both, ("em", "easy", 0.1), ("em", "hard", 0.1), ("em", "shared", 0.1)).overall("entropy") == "em"
+    assert scored(both[0], both[2]).overall("entropy") == "tent"  # nothing better is known

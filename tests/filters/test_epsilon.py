@@ -1,5 +1,7 @@
 """That epsilon holds: secret cohorts, exact noise, an accountant that agrees with dp-accounting, and a run's key."""
 
+import hashlib
+import hmac
 import math
 from dataclasses import replace
 from decimal import Decimal, localcontext
@@ -11,6 +13,7 @@ import acclimate as ac
 from acclimate import store
 from acclimate.core import Worker, fit
 from acclimate.core.poisson import poisson
+from acclimate.experiment.encoding import decode, encode
 from acclimate.filters import CentralDP, Masked, accounting, gaussian
 from acclimate.methods import FedAvg
 from support import BACKENDS, shards, task
@@ -69,6 +72,23 @@ def test_cohorts_follow_from_the_secret_and_not_from_the_seed_and_masks_give_the
     assert replace(worker, filters=(CentralDP(), Masked())).cohort_key is None
     assert replace(worker, filters=(CentralDP(secret="seed"),)).cohort_key is None
     assert "secret=b" not in repr(worker)
+
+
+def test_seeds_under_one_secret_draw_other_cohorts_and_old_runs_keep_theirs(monkeypatch):
+    monkeypatch.setenv("DP_SECRET", "of all seeds of a sweep")
+    plan, method = fit.RoundPlan(3, 50, 10), FedAvg(weights="uniform")
+    worker = Worker(task(), method, (CentralDP(secret="DP_SECRET"),))
+
+    def cohorts(filter, seed):
+        here = replace(worker, filters=(filter,), seed=seed)
+        return [fit.sample(here, plan, r).tolist() for r in range(3)]
+
+    new, old = worker.filters[0], decode({k: v for k, v in encode(worker.filters[0]).items() if k != "revision"})
+    assert cohorts(new, 0) != cohorts(new, 1) and cohorts(new, 1) == cohorts(new, 1)
+    key = hashlib.sha256(b"acclimate\0cohorts\0of all seeds of a sweep").digest()
+    assert cohorts(old, 0) == cohorts(old, 1) == [poisson(key, 50, 10, r).tolist() for r in range(3)]
+    mixed = hmac.digest(key, b"seed\x001", "sha256")
+    assert cohorts(new, 1) == [poisson(mixed, 50, 10, r).tolist() for r in range(3)]
 
 
 def test_a_round_for_which_nobody_was_drawn_gets_noise_and_leaves_clients_as_they_were():

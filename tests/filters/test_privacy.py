@@ -7,7 +7,7 @@ import torch
 from filtered import trained
 from torch.func import vmap
 
-from acclimate.core import Arrived, Gather, Mean, Sender, Sum, rng, tree
+from acclimate.core import Arrived, Gather, Mean, Sender, Sum, Task, Worker, message, rng, tree
 from acclimate.filters import CentralDP, Clip, LocalDP, Median, Noise, accounting, gaussian
 from acclimate.methods import PFL, SCAFFOLD, FedAvg, FedPCL, FedTHE
 from acclimate.ops.noise import draw
@@ -192,3 +192,33 @@ def test_epsilon_is_that_of_dp_accounting_for_the_same_events():
     assert card["epsilon"] == pytest.approx(same, rel=1e-12) and card["sampling_rate"] == 0.2
     tight = CentralDP(noise=1.1, delta=1e-6, accountant="pld").card(RULES, rounds=10, cohort=4, clients=20)
     assert tight["epsilon"] == pld.PLDAccountant().compose(event).get_epsilon(1e-6) < card["epsilon"]
+
+
+class Tabled(torch.nn.Module):
+    """A table that no client changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.linspace(0.0, 1.0, 6))
+        self.body, self.head = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x + self.table)))
+
+
+def test_noise_moves_a_table_that_no_client_changes_unless_it_is_named_private():
+    task = Task(Tabled(), (6,), 3)
+    table, data = torch.linspace(0.0, 1.0, 6), {"x": torch.randn(8, 6), "y": torch.arange(8) % 3}
+    data |= {"rows": torch.arange(8), "n": torch.tensor(8), "id": torch.tensor(0), "round": torch.tensor(0)}
+    for private, stays in (((), False), (("table",), True)):
+        worker = Worker(task, FedAvg(weights="uniform", private=private), (CentralDP(secret="seed"),))
+        server, mine = worker.method.init_server(task, 1, rng.key(0)), worker.start(0)
+        down = worker.method.download(task, server)
+        up, mine, _ = worker.train(down, mine, data)
+        part = message.partial(worker.uplink, torch.tensor([0]), worker.read(tree.map(lambda x: x[None], up)))
+        total = worker.receive(message.finish(worker.uplink, part, torch.tensor([0])), 0, 1, 1, table, None, ())
+        server = worker.method.server(task, server, total, rng.key(1))
+        model = worker.method.deploy(task, worker.method.download(task, server), mine)
+        assert torch.equal(model["vars"]["buffers"]["table"], table) == stays
+    with pytest.raises(ValueError, match="no parameter matches 'tables'"):
+        task.select(("tables",))

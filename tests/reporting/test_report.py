@@ -252,6 +252,19 @@ def test_runs_that_differ_in_a_seed_of_their_data_alone_are_rows_of_their_own() 
     assert "repeats" not in render(runs)
 
 
+def test_seeds_of_two_devices_are_one_row_and_one_seed_on_two_devices_is_two() -> None:
+    """As `acclimate compare` has it."""
+    runs = [fake(), fake(), fake()]
+    for run, device, seed in zip(runs, ("cpu", "cuda", "cuda"), (0, 1, 0), strict=True):
+        run["config"]["experiment"] |= {"device": device}
+        run["results"]["seed"] = seed
+        run["results"]["table"] = [{**t, "seed": seed} for t in run["results"]["table"]]
+    assert collect(runs[:2]).methods == ["fedavg"]
+    assert all(set(cell) == {0, 1} for row in collect(runs[:2]).rows for cell in row.cells.values())
+    assert collect(runs[::2]).methods == ["fedavg [device=cpu]", "fedavg [device=cuda]"]
+    assert "repeats" not in render(runs[::2])
+
+
 def test_repeats_and_other_data_are_pointed_out() -> None:
     text = render([fake(), fake()])
     assert "repeats fedavg with seed 0; only the first is counted" in text

@@ -53,6 +53,9 @@ class Guarded(GuardSettings):
         inner = guarding.without_nan(self.adapter.prepare(task, predict, model, state["inner"], x, real, key))
         return {**state, "inner": inner, "fresh": inner, "good": inner}
 
+    def meets(self, state: Tree, new: Tensor) -> Tree:
+        return {**state, "new": new}
+
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
@@ -69,7 +72,7 @@ class Guarded(GuardSettings):
     ) -> tuple[Tensor, Tree, Tree]:
         """The answer, the state for the next batch, and what the guard saw."""
         ref = model.get("reference") or replace(self, kept=1).calibrate(task, predict, model, guarding.nothing(x))
-        inner = state["inner"]
+        new_ones, inner = state.get("new"), state["inner"]
         plain = predict(model, x).logits
         adapted, new = self.adapter.step(task, predict, model, inner, x, key)
 
@@ -84,7 +87,7 @@ class Guarded(GuardSettings):
         p = torch.nan_to_num(guarding.probabilities(plain, home))
         q = torch.nan_to_num(guarding.probabilities(adapted, live))
         mix = {"rare": guarding.rare(known, real), "home": guarding.home(known, real), "prior": ref["prior"]}
-        sums, seen = guarding.weighed(state["sums"], p, q, {**home, **mix}, self.forget)
+        sums, seen = guarding.weighed(state["sums"], p, q, {**home, **mix}, self.forget, new_ones)
         lead = guarding.lead(*(v[-len(ref["y"]) :] for v in (known, probed, y, real)))  # images: the dressed ones
         lead = lead * ((self.foreign - seen["foreign"]) / (self.foreign - self.familiar)).clamp(0.0, 1.0)
         gain = seen["gain"] + self.bonus * seen["nearer"].clamp(-1.0, 1.0) + self.validated * lead
@@ -99,7 +102,7 @@ class Guarded(GuardSettings):
         estimate = torch.where(used, adapted_estimate, guarding.accuracy(p, home))
         seen |= {"gain": gain, "used": used, "moved": moved, "harmful": harmful, "estimate": estimate}
         again, rule = restart(self.rule, self.every, state["rule"], p, q, adapted_estimate)
-        after = self._after(state, new, used, harmful, sound)
+        after = self._after(tree.drop(state, ("new",)), new, used, harmful, sound)
         later = {**after, "inner": tree.where(again, state["fresh"], after["inner"]), "sums": sums, "rule": rule}
         return torch.where(used, torch.nan_to_num(adapted), plain), later, seen
 

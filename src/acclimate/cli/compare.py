@@ -29,7 +29,8 @@ def compare(
     """Say which of two methods is better on each stream, and whether that is more than chance; rank many.
 
     Differences are paired: the same client, the same split, the same seed. Intervals are bootstrapped over seeds and
-    clients. Where the runs hold more than two rows and none is named, all are ranked by their mean over streams.
+    clients; of fewer than ten numbers in all they are Student's. Where the runs hold more than two rows and none is
+    named, all are ranked by their mean over streams.
     """
     from rich.box import SIMPLE
     from rich.table import Table

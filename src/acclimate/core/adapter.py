@@ -86,6 +86,13 @@ class Adapter:
         """Logits for one batch, and the state for the next."""
         return predict(model, x).logits, state
 
+    def meets(self, state: Tree, new: Tensor) -> Tree:
+        """The state for one batch of which only some samples are `new` (bool [B]): it has met the others before.
+
+        What adds up over samples counts each of them once by this. `step` and `trace` leave nothing of it.
+        """
+        return state
+
     def answer(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> Tensor:
         """The logits that `step` gives, where nobody wants the state for the next batch; it may save that work."""
         return self.step(task, predict, model, state, x, key)[0]
@@ -191,6 +198,9 @@ class Wrapping(Adapter):
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
     ) -> Tree:
         return self.adapter.prepare(task, predict, model, state, x, real, key)
+
+    def meets(self, state: Tree, new: Tensor) -> Tree:
+        return self.adapter.meets(state, new)
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

@@ -104,10 +104,10 @@ class Filter:
         """What the method's server half receives instead of `total`."""
         return total
 
-    def cohort_key(self, secret: bytes | None) -> bytes | None:
+    def cohort_key(self, secret: bytes | None, seed: int) -> bytes | None:
         """The key from which cohorts are drawn by Poisson sampling; None: they follow from the seed, as usual.
 
-        `secret` is the key of the run.
+        `secret` is the key of the run; a secret of several runs must be mixed with the `seed`.
         """
         return None
 

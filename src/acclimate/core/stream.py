@@ -134,13 +134,15 @@ def stretch(
     `fresh` is the state at the start of the stream, which resets go back to.
     """
     n = data["n"].clamp_min(1)
-    x_rows = data["rows"][part.places(n.device) % n]
+    places = part.places(n.device)
+    x_rows = data["rows"][places % n]
 
     def one(i: Time, now: Tree, learns: bool | Tensor) -> tuple[Tree, Tree]:
         t = part.first + i
         # sample n has the same key whatever the batch size (rng.rows), so that a batch can stand for single samples
         k, x = rng.advance(rng.fold(key, "samples"), t * part.batch), data["x"][at(x_rows, i)]
-        logits, new, traced = _answered(task, predict, adapter, model, now, x, k, learns, trace)
+        first = at(places, i) < n  # a sample that the last batch repeats is none that an adapter has not met
+        logits, new, traced = _answered(task, predict, adapter, model, now, x, first, k, learns, trace)
         new = _carry(protocol, t, logits, new, fresh)
         # of a whole stream no client has batches to spare unless some are padded; of a part any may
         if not isinstance(part.first, int) or "ragged" in data:
@@ -193,18 +195,20 @@ def _answered(
     model: Tree,
     state: Tree,
     x: Tensor,
+    first: Tensor,
     key: rng.Key,
     learns: bool | Tensor,
     trace: bool,
 ) -> tuple[Tensor, Tree, Tree]:
     """Logits of one batch, the state that it leaves (none where it is not learned from), and the trace if wanted."""
     traced: Tree = {}
+    now = adapter.meets(state, first)
     if trace:
-        logits, new, traced = adapter.trace(task, predict, model, state, x, key)
+        logits, new, traced = adapter.trace(task, predict, model, now, x, key)
     elif learns is False:
-        logits, new = adapter.answer(task, predict, model, state, x, key), state
+        logits, new = adapter.answer(task, predict, model, now, x, key), state
     else:
-        logits, new = adapter.step(task, predict, model, state, x, key)
+        logits, new = adapter.step(task, predict, model, now, x, key)
     if learns is not True:
         new = tree.where(learns, new, state) if isinstance(learns, Tensor) else state
     if not isinstance(logits, Tensor):

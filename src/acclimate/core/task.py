@@ -148,6 +148,7 @@ class Task:
         self.head = frozenset(n for n in self.params if n.startswith(f"{head}."))
         self.body = frozenset(self.params) - self.head  # `select("body")` has statistics, too
         self.norm = norm_names(base)
+        self.buffers = frozenset(n for n, b in base.named_buffers() if b.is_floating_point())
         self.head_weight, self.head_bias = f"{head}.weight", f"{head}.bias"
         self.norm_eps = {n: m.eps for n, m in base.named_modules() if isinstance(m, PureBatchNorm)}
         """What batch norm layers, by name, add to a variance."""
@@ -327,14 +328,14 @@ class Task:
         return tuple(n for n in names if any(fnmatchcase(n, p) for p in patterns))
 
     def select(self, roles: str | Iterable[str]) -> frozenset[str]:
-        """Names of parameters and buffers by role (`head`, `norm`, `body`, `all`) or by pattern (`conv1.*`)."""
+        """Names of parameters and buffers by role (`head`, `norm`, `body`, `all`), by pattern (`conv1.*`) or name."""
         wanted = (roles,) if isinstance(roles, str) else tuple(roles)
         known = frozenset(self.params) | self.norm
         out: frozenset[str] = frozenset()
         for role in wanted:
             named = {"head": self.head, "norm": self.norm, "body": known - self.head, "all": known}.get(role)
             if named is None:
-                named = frozenset(n for n in known if fnmatchcase(n, role))
+                named = frozenset(n for n in known if fnmatchcase(n, role)) or self.buffers & {role}
                 if not named:
                     raise ValueError(
                         f"no parameter matches '{role}'; allowed are head, norm, body, all, or a pattern over "

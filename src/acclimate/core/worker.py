@@ -64,7 +64,7 @@ class Worker:
         """
         if any(f.hides for f in self.filters):
             return None
-        return next((key for f in self.filters if (key := f.cohort_key(self.secret)) is not None), None)
+        return next((key for f in self.filters if (key := f.cohort_key(self.secret, int(self.seed))) is not None), None)
 
     def refusal(self) -> str | None:
         """Why the filters cannot serve this method, in one sentence, or None where they can."""

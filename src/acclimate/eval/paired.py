@@ -1,9 +1,12 @@
-"""Paired differences over clients and seeds, and their bootstrap intervals.
+"""Paired differences over clients and seeds, and their intervals.
 
 Two rows of a table were tested on the same clients with the same splits, so what counts is every client's own
 difference. The interval is a bootstrap over seeds and, anew for every seed that is drawn, over its clients
 (percentiles of 10,000 draws). The draws depend on the numbers of seeds and clients alone: so many rows can share them
 (`resampled`), and their intervals are those of every pair by itself.
+
+A bootstrap of few numbers is too sure of itself: where all of two to five clients agree in sign, so does every draw.
+Fewer than ten numbers in all have Student's interval instead (`student`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,13 @@ ROUNDING = 1e-9
 """An end of an interval that is nearer to zero than this is zero: sums in another order differ by as much."""
 ANYTHING = (-1.0, 1.0)
 """The interval of a difference of which there is one number: of one client with one seed."""
+FEW = 10
+"""Below so many differences in all the interval is Student's."""
+AGREE = 6
+"""So few differences that are all the same, and not zero, tell nothing of chance: fewer than so many agree in sign by
+chance alone in more than one case of twenty."""
+STUDENT = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004)
+"""The 97.5 % points of Student's distribution with 1, 2, ... degrees of freedom."""
 AT_ONCE = 2_000_000
 """How many clients are drawn at a time, so that large federations fit into memory."""
 
@@ -62,22 +72,44 @@ def told_apart(low: float, high: float) -> bool:
     return low > ROUNDING or high < -ROUNDING
 
 
-def interval(differences: Sequence[Sequence[float]], draws: int = DRAWS, level: float = LEVEL) -> tuple[float, float]:
-    """A bootstrap interval of the mean over seeds of the mean over clients; one list of differences per seed.
+def interval(differences: Sequence[Sequence[float]], draws: int = DRAWS) -> tuple[float, float]:
+    """An interval of the mean over seeds of the mean over clients; one list of differences per seed.
 
     A seed that a draw holds twice brings its clients in two draws of their own: the same clients twice would count
     their spread twice. One number alone says nothing of chance: its interval is all that accuracies can differ by.
     """
-    if sum(map(len, differences)) < 2:
-        return ANYTHING
-    low, high = ends(resampled([[np.asarray(own)[:, None]] for own in differences], draws=draws)[:, 0], level)
-    return low, high
+    own = [[np.asarray(some, dtype=float)] for some in differences]
+    return student(own) if few(own) else ends(resampled([[d[:, None]] for (d,) in own], draws=draws)[:, 0])
 
 
-def ends(drawn: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+def ends(drawn: np.ndarray) -> tuple[float, float]:
     """The percentiles of drawn means between which the interval lies."""
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def few(seeds: Sequence[Sequence[np.ndarray]]) -> bool:
+    """Whether these clients are too few for a bootstrap; a seed has groups of clients."""
+    return sum(len(own) for groups in seeds for own in groups) < FEW
+
+
+def student(seeds: Sequence[Sequence[np.ndarray]], weights: Sequence[float] = (1.0,)) -> tuple[float, float]:
+    """Student's interval of the mean over seeds of the weighted mean over groups of clients, for few differences.
+
+    Differences spread about their group's mean over all seeds, by as much in every group. One number alone, or so few
+    that are all the same, have the interval of all that accuracies can differ by.
+    """
+    mean = sum(w * own.mean() for groups in seeds for own, w in zip(groups, weights, strict=True)) / len(seeds)
+    shares = [(w / len(seeds)) ** 2 / len(own) for groups in seeds for own, w in zip(groups, weights, strict=True)]
+    groups = [np.concatenate(own) for own in zip(*seeds, strict=True)]
+    count, left = sum(map(len, groups)), sum(len(own) - 1 for own in groups)
+    if left < 1:
+        return ANYTHING
+    spread = (sum(((own - own.mean()) ** 2).sum() for own in groups) / left) ** 0.5
+    if spread < ROUNDING < abs(mean) and count < AGREE:
+        return ANYTHING
+    half = STUDENT[left - 1] * spread * sum(shares) ** 0.5
+    return max(float(mean - half), ANYTHING[0]), min(float(mean + half), ANYTHING[1])
 
 
 def resampled(

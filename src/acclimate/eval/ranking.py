@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .paired import ANYTHING, DRAWS, LEVEL, PerSeed, ends, resampled, told_apart
+from .paired import DRAWS, LEVEL, PerSeed, ends, few, resampled, student, told_apart
 
 
 @dataclass(frozen=True)
@@ -165,17 +165,16 @@ def rank(entries: Sequence[RankedRow]) -> Ranking | None:
     titles, averages = [e.title for e in chosen], _average_ranks(values)
     alone = {}
     for s, own in values.items():
-        drawn = _drawn([[v] for v in own], [1.0])
-        alone[s] = _places(titles, drawn, _means([own]), _average_ranks({s: own}))
+        alone[s] = _places(titles, _Leads([[v] for v in own], [1.0]), _means([own]), _average_ranks({s: own}))
     weights, together = _grouped(list(values.values()))
-    drawn, means = _drawn(together, weights), _means(list(values.values()))
-    places = _places(titles, drawn, means, averages)
+    leads, means = _Leads(together, weights), _means(list(values.values()))
+    places = _places(titles, leads, means, averages)
     order = np.argsort(-means, kind="stable")
     left = {e.title: _reason(e, common, seeds) for e in entries if e not in chosen}
     held = frozenset[Block]().union(*(e.blocks() for e in chosen))
     more = tuple(sorted({n for n, _, _ in held} - set(seeds)))
     besides = tuple(s for s in dict.fromkeys(s for e in chosen for s in e.cells) if s not in streams)
-    return Ranking(places, _groups(drawn[:, order]), alone, seeds, left, more, besides)
+    return Ranking(places, _groups(leads, order.tolist()), alone, seeds, left, more, besides)
 
 
 MOST_KINDS = 40
@@ -251,24 +250,30 @@ def _grouped(streams: Sequence[Sequence[np.ndarray]]) -> tuple[list[float], list
     return weights, [[np.mean([s[i] for s in group], axis=0) for group in kinds.values()] for i in range(count)]
 
 
-def _drawn(seeds: Sequence[Sequence[np.ndarray]], weights: Sequence[float]) -> np.ndarray:
-    """The bootstrap of all rows [draws, rows]; nothing is drawn [0, rows] where every row is one number: of one client
-    in each group, with one seed."""
-    if len(seeds) == 1 and all(len(own) == 1 for own in seeds[0]):
-        return np.zeros((0, seeds[0][0].shape[1]))
-    return resampled(seeds, weights)
+@dataclass(frozen=True)
+class _Leads:
+    """Intervals of rows' leads over each other; a seed has groups of clients [clients, rows], each with a weight."""
+
+    seeds: Sequence[Sequence[np.ndarray]]
+    weights: Sequence[float]
+
+    @functools.cached_property
+    def _drawn(self) -> np.ndarray:
+        """The bootstrap of all rows, [draws, rows]."""
+        return resampled(self.seeds, self.weights)
+
+    def interval(self, first: int, second: int) -> tuple[float, float]:
+        """The interval of the first row's lead over the second."""
+        if few(self.seeds):
+            return student([[own[:, first] - own[:, second] for own in s] for s in self.seeds], self.weights)
+        return ends(self._drawn[:, first] - self._drawn[:, second])
 
 
-def _interval(drawn: np.ndarray, first: int, second: int) -> tuple[float, float]:
-    """The interval of the first row's lead over the second."""
-    return ends(drawn[:, first] - drawn[:, second]) if len(drawn) else ANYTHING
-
-
-def _places(titles: Sequence[str], drawn: np.ndarray, means: np.ndarray, ranks: np.ndarray) -> tuple[RankedPlace, ...]:
+def _places(titles: Sequence[str], leads: _Leads, means: np.ndarray, ranks: np.ndarray) -> tuple[RankedPlace, ...]:
     order = np.argsort(-means, kind="stable")
     out = []
     for k, i in enumerate(order):
-        low, high = _interval(drawn, order[0], i)
+        low, high = leads.interval(order[0], i)
         out.append(RankedPlace(titles[i], k + 1, float(means[i]), low, high, float(ranks[i])))
     return tuple(out)
 
@@ -284,15 +289,15 @@ def _average_ranks(values: Mapping[str, Sequence[np.ndarray]]) -> np.ndarray:
     return found
 
 
-def _groups(drawn: np.ndarray) -> tuple[tuple[int, int], ...]:
+def _groups(leads: _Leads, order: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """The longest runs of places, of rows in order, in which no two rows can be told apart."""
 
     @functools.cache  # with hundreds of rows, the same two meet from many starts
     def apart(i: int, j: int) -> bool:
-        return told_apart(*_interval(drawn, i, j))
+        return told_apart(*leads.interval(order[i], order[j]))
 
     out: list[tuple[int, int]] = []
-    end, count = 0, drawn.shape[1]
+    end, count = 0, len(order)
     for start in range(count):
         end = max(end, start)
         while end + 1 < count and not any(apart(i, end + 1) for i in range(start, end + 1)):

@@ -55,7 +55,8 @@ class Selection:
         return list(dict.fromkeys(r["stream"] for r in self.rows))
 
     def accuracy(self, strategy: str, stream: str | None = None) -> float:
-        """The mean accuracy of a strategy's choices, on one stream or over all; an error where there is none."""
+        """The mean accuracy of a strategy's choices, over seeds, on one stream or over all, which count alike; an error
+        where there is none."""
         return self._mean("accuracy", strategy, stream)
 
     def gap(self, strategy: str, stream: str | None = None) -> float:
@@ -65,16 +66,22 @@ class Selection:
     def overall(self, strategy: str) -> str:
         """The candidate with the highest score of a strategy, mean over all streams: the first of equals.
 
-        Candidates that are missing on a stream, because their answers were not finite there, are not chosen.
+        Streams count alike, whatever the number of seeds that have a score on them. Candidates that are missing on a
+        stream, because their answers were not finite there, are not chosen; where every one is missing somewhere, they
+        are compared on the streams that all have, or each on its own where there are none.
         """
-        scores: dict[str, list[float]] = {}
+        scores: dict[str, dict[str, list[float]]] = {}
         for c in self.candidates:
             value = c["scores"].get(strategy)
-            scores.setdefault(c["adapter"], []).extend([] if value is None else [value])
-        most = max(map(len, scores.values()), default=0)
-        known = {name: sum(v) / len(v) for name, v in scores.items() if v and len(v) == most}
-        if not known:
+            if value is not None:
+                scores.setdefault(c["adapter"], {}).setdefault(c["stream"], []).append(value)
+        if not scores:
             raise KeyError(f"no candidate has a score by {strategy!r}")
+        streams = dict.fromkeys(s for own in scores.values() for s in own)
+        most = {s: max(len(own.get(s, ())) for own in scores.values()) for s in streams}
+        whole = {n: own for n, own in scores.items() if all(len(own.get(s, ())) == most[s] for s in streams)} or scores
+        common = [s for s in streams if all(s in own for own in whole.values())]
+        known = {name: _average(_average(own[s]) for s in common or own) for name, own in whole.items()}
         return max(known, key=lambda name: known[name])
 
     def to_markdown(self) -> str:
@@ -94,13 +101,20 @@ class Selection:
         return [r for r in self.rows if r["strategy"] == strategy and stream in (None, r["stream"])]
 
     def _mean(self, field: Literal["accuracy", "gap"], strategy: str, stream: str | None) -> float:
-        found = [r[field] for r in self._of(strategy, stream)]
+        found: dict[str, list[float]] = {}
+        for r in self._of(strategy, stream):
+            found.setdefault(r["stream"], []).append(r[field])
         if not found:
             raise KeyError(f"no choice by {strategy!r} on {stream or 'any stream'}")
-        return sum(found) / len(found)
+        return _average(map(_average, found.values()))
 
     def __str__(self) -> str:
         return self.to_markdown()
+
+
+def _average(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
 
 
 def _chosen(rows: Iterable[Pick]) -> str:

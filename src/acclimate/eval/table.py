@@ -174,6 +174,15 @@ def _label(row: Mapping[str, Any]) -> str:
     return str(row["method"]) if personal == "none" else f"{row['method']}+{personal}"
 
 
+RAN_WHERE = ("device", "backend", "checkpoint_every")
+"""Settings that say where and how a run is computed, and not what."""
+
+
+def ran_where(setting: str) -> bool:
+    """Whether a setting, such as `backend.chunk=8`, says where a run is computed, which changes its last bits alone."""
+    return setting.partition("=")[0].partition(".")[0] in RAN_WHERE
+
+
 def concerns(setting: str, adapter: str) -> bool:
     """Whether a setting bears on the rows of an adapter: all do but those of other adapters."""
     return not setting.startswith("adapters.") or setting.startswith((f"adapters.{adapter}.", f"adapters.{adapter}="))

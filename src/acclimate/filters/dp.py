@@ -20,8 +20,8 @@ printed. Values and noise lie on a grid, so that their last bits tell nothing (`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from ..core.limits import Limits, OwnNumber
 from . import accounting, gaussian
 from .accounting import Accountant
 from .message_parts import as_float, clipped, map_floats, map_keyed
-from .secret import SEED, noise, of_sums, purpose_key, without
+from .secret import SEED, noise, of_seed, of_sums, purpose_key, without
 
 NUMBER = "id"
 """The group in which methods send the client's number."""
@@ -134,13 +134,17 @@ class CentralDP(_Gaussian):
     bounds: ClassVar[bool] = True
     no_weights: ClassVar[str] = "which a client may set at will, so that the sensitivity is unbounded"
 
+    revision: Literal[1, 2] = field(default=2, kw_only=True)
+    """The revision of the cohorts: in 1, all seeds under one secret of the environment drew the same clients."""
+
     def refusal(self, rules: Rules) -> str | None:
         if each := sorted(g for g, rule in rules.items() if isinstance(rule, Gather)):
             return f"{each} are gathered from each client, so there is no sum to add noise to; use LocalDP"
         return super().refusal(rules)
 
-    def cohort_key(self, secret: bytes | None) -> bytes | None:
-        return purpose_key(self.secret, secret, "cohorts")
+    def cohort_key(self, secret: bytes | None, seed: int) -> bytes | None:
+        key = purpose_key(self.secret, secret, "cohorts")
+        return of_seed(key, seed) if self.secret and self.revision > 1 else key
 
     def client(self, up: Tree, key: rng.Key, sender: Sender) -> Tree:
         return tree.map(lambda x: x.float() if x.dtype == torch.float64 else x, self.bounded(up))

@@ -43,6 +43,11 @@ def purpose_key(secret: str, run: bytes | None, purpose: str) -> bytes | None:
     return hashlib.sha256(b"acclimate\0" + purpose.encode() + b"\0" + run).digest()
 
 
+def of_seed(key: bytes | None, seed: int) -> bytes | None:
+    """The key for one seed of several that share a secret: from the same key all would draw the same clients."""
+    return None if key is None else hmac.digest(key, b"seed\0" + str(seed).encode(), "sha256")
+
+
 def without(key: bytes | None, absent: Sequence[int]) -> bytes | None:
     """The key for the noise of a sum without some clients. A round that is repeated after a crash may lack others than
     before: under one noise, the difference of the two sums would be the message of a client."""

@@ -25,7 +25,7 @@ from . import folder, inputs
 from .answer import Answer
 from .inputs import Samples
 from .module import module_of
-from .session import Outcome, adapts, begin, cuts, due, request
+from .session import Outcome, adapts, begin, cuts, due, held, newest, request
 
 WINDOW, SNAPSHOTS, REMEMBERED = 32, 8, 10_000
 """Samples that an adapter sees at a time; states that can be restored; answers for which a label may come later."""
@@ -142,14 +142,9 @@ class Live:
         task, predict, model = self.worker.task, self.worker.predict(), self.model
         like = tree.leaves(model)[0]
         open = torch.full((), not self._waits, dtype=torch.bool, device=like.device)
-        now = due(self.session["window"].shape[0], int(self.session["fresh"]), len(x))
+        now = not self.frozen and due(self.session["window"].shape[0], int(self.session["fresh"]), len(x))
         outcome = request(task, predict, self.adapter, model, self.session, x.to(like.device), self.key, open, now)
-        return self._kept(outcome) if self.frozen else outcome
-
-    def _kept(self, outcome: Outcome) -> Outcome:
-        """What a request leaves behind where steps are not committed: the window goes on, the adapter's state stays."""
-        state = {**outcome.state, **tree.pick(self.session, ("adapter", "step"))}
-        return outcome._replace(state=state, committed=torch.zeros_like(outcome.committed))
+        return held(self.session, outcome) if self.frozen else outcome
 
     def _collect(self, x: Tensor) -> None:
         """Prepare an adapter that waits for it on a request's samples, however it is cut, where they are enough."""
@@ -240,18 +235,19 @@ class Live:
         task, predict, now = self.worker.task, self.worker.predict(), rng.advance(self.key, start)
         window, filled = self.session["window"], int(self.session["filled"])
 
-        def answer(some: Tensor) -> Tensor:
-            return self.adapter.step(task, predict, self.model, self.state, some, now)[0]
+        def answer(some: Tensor, state: Tree) -> Tensor:
+            return self.adapter.step(task, predict, self.model, state, some, now)[0]
 
         if self._waits:
             return predict(self.model, x).logits
         whole = self.adapter.transductive or self.record.get("windowless")  # a set is answered as a set
         if self.adapter.batch_free or (whole and len(x) > 1):
-            logits = answer(x)
+            logits = answer(x, self.state)
         elif filled < len(window):
             return predict(self.model, x).logits
         else:
-            logits = vmap(lambda one: answer(torch.cat((window[1:], one[None])))[-1], chunk_size=CHUNK)(x)
+            met = self.adapter.meets(self.state, newest(len(window), self.session["fresh"] + 1, window))
+            logits = vmap(lambda one: answer(torch.cat((window[1:], one[None])), met)[-1], chunk_size=CHUNK)(x)
         sound = torch.isfinite(logits).all(-1, keepdim=True)
         return logits if bool(sound.all()) else torch.where(sound, logits, predict(self.model, x).logits)
 
@@ -259,6 +255,8 @@ class Live:
         """Stop committing steps; answers go on with the state as it is. `freeze(False)` goes on."""
         if not isinstance(frozen, bool):
             raise ValueError(f"freeze: frozen={frozen!r} must be True or False")
+        if self.frozen and not frozen and (size := self.session["window"].shape[0]):
+            self.session = {**self.session, "fresh": self.session["fresh"] % size}  # steps end where they would have
         self.frozen = frozen
 
     def reset(self) -> None:

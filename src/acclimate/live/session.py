@@ -2,9 +2,9 @@
 
 An adapter that does not care how a stream is cut (`batch_free`) steps on the samples of a request as they are. Any
 other needs a batch: it sees a window of the most recent samples, of which a request's are the newest. Between two
-commits it answers from the window and leaves its state; it commits when as many new samples have come as the window
-holds. So its state goes the same way whatever the sizes of requests, and full batches are served as in a test stream.
-Until the window is full, the un-adapted model answers.
+commits it answers from the window and leaves its state, in which the window's older samples are counted already; it
+commits when as many new samples have come as the window holds. So its state goes the same way whatever the sizes of
+requests, and full batches are served as in a test stream. Until the window is full, the un-adapted model answers.
 """
 
 from __future__ import annotations
@@ -64,6 +64,19 @@ def due(size: int, fresh: int, count: int) -> bool:
     return fresh + count >= size
 
 
+def newest(size: int, fresh: int | Tensor, like: Tensor) -> Tensor:
+    """Which samples of a window came since the last commit, bool [size]; `like` is on the device."""
+    return torch.arange(size, 0, -1, device=like.device) <= fresh
+
+
+def held(before: Tree, outcome: Outcome) -> Outcome:
+    """What a request leaves where steps are not committed: the window goes on, the adapter's state stays, and no sample
+    is counted in it."""
+    came = outcome.state["seen"] - before["seen"] if len(before["window"]) else 0
+    state = {**outcome.state, **tree.pick(before, ("adapter", "step")), "fresh": before["fresh"] + came}
+    return outcome._replace(state=state, committed=torch.zeros_like(outcome.committed))
+
+
 def request(
     task: Task,
     predict: Predict,
@@ -87,15 +100,15 @@ def request(
     filled, fresh = (state["filled"] + n).clamp_max(size), state["fresh"] + n
     seen = state["seen"] + n
     plain = predict(model, x.to(window.dtype)).logits
-    now = rng.advance(key, seen - size)
+    now, met = rng.advance(key, seen - size), adapter.meets(state["adapter"], newest(size, fresh, window))
     if adapter.calibrates:
-        logits, new, told = adapter.trace(task, predict, model, state["adapter"], window, now)
+        logits, new, told = adapter.trace(task, predict, model, met, window, now)
         told = tree.map(lambda v: v[-1], told)
     elif due:
-        (logits, new), told = adapter.step(task, predict, model, state["adapter"], window, now), {}
+        (logits, new), told = adapter.step(task, predict, model, met, window, now), {}
     else:
         new, told = state["adapter"], {}
-        logits = adapter.answer(task, predict, model, new, window, now)
+        logits = adapter.answer(task, predict, model, met, window, now)
     ready = open & (filled == size) & torch.isfinite(logits).all()  # else the un-adapted model answers, nothing is kept
     used = ready & (told["used"] > 0) if adapter.calibrates else ready
     commit = ready & (fresh >= size)

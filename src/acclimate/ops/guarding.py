@@ -129,41 +129,49 @@ NO_STRANGERS, STRANGERS = 0.1, 0.3
 the second on every one that seems so is."""
 
 
-def evidence(plain: Tensor, adapted: Tensor, ref: Tree, foreign: Tensor) -> tuple[Tensor, Tensor]:
+def evidence(
+    plain: Tensor, adapted: Tensor, ref: Tree, foreign: Tensor, new: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Of the probabilities that two models give to one batch [B, C]: the summed gain of answering as the adapted one
-    does, and the sum of its squares.
+    does, and the sum of its squares. Where `new` [B] is given, samples count that often: 0 or 1.
 
     Where the un-adapted model names a class that is `rare` among its answers to kept examples, and is as sure of it as
     of those (`confidence`), the sample seems a stranger's, of which the adapted model knows nothing: the un-adapted
     model's probabilities alone tell, the more so the surer it is and the more `foreign` the stream.
     """
-    new, old = adapted.argmax(-1, keepdim=True), plain.argmax(-1, keepdim=True)
+    now, old = adapted.argmax(-1, keepdim=True), plain.argmax(-1, keepdim=True)
     sure = torch.nan_to_num(plain.gather(-1, old) / ref["confidence"].clamp_min(1e-6)).clamp_max(1.0)
     presumed = ((foreign - NO_STRANGERS) / (STRANGERS - NO_STRANGERS)).clamp(0.0, 1.0)
     mean = plain + (1.0 - presumed * ref["rare"][old] * sure) * (adapted - plain) / 2
-    flip = (new != old)[..., 0].to(plain.dtype)
-    gain = (mean.gather(-1, new) - mean.gather(-1, old))[..., 0] * flip
+    flip = (now != old)[..., 0].to(plain.dtype)
+    gain = (mean.gather(-1, now) - mean.gather(-1, old))[..., 0] * (flip if new is None else flip * new)
     return gain.sum(-1), gain.square().sum(-1)
 
 
 SUMS = ("gain", "squares", "foreign", "surer", "likely", "level", "samples")
 
 
-def weighed(sums: Tree, plain: Tensor, adapted: Tensor, ref: Tree, forget: float) -> tuple[Tree, Tree]:
+def weighed(
+    sums: Tree, plain: Tensor, adapted: Tensor, ref: Tree, forget: float, new: Tensor | None = None
+) -> tuple[Tree, Tree]:
     """The sums (`SUMS`) over all batches so far, an earlier one counting `forget` times as much per batch since, and
     what they say of the two models' probabilities [B, C].
 
+    Where `new` (bool [B]) is given, the others are in the sums already: they do not count again, and the batch is a
+    part of one, as large as the share of new samples.
     `ref` is what the un-adapted model does on kept examples beside this batch: `confidence`, `rare`, `home`; `prior`.
     """
-    foreign, likely = (table[plain.argmax(-1)].sum() for table in (ref["rare"], ref["home"]["ratio"]))
-    surer = torch.nan_to_num(plain.amax(-1) - ref["confidence"]).sum()
-    samples = torch.full_like(surer, len(plain))
-    share = (foreign + forget * sums["foreign"]) / (samples + forget * sums["samples"])
-    gain, squares = evidence(plain, adapted, ref, share)
-    each = (gain, squares, foreign, surer, likely, len(plain) * ref["home"]["level"], samples)
-    sums = tree.add(dict(zip(SUMS, each, strict=True)), sums, forget)
+    once = torch.ones_like(plain[:, 0]) if new is None else new.to(plain.dtype)
+    foreign, likely = ((table[plain.argmax(-1)] * once).sum() for table in (ref["rare"], ref["home"]["ratio"]))
+    surer = (torch.nan_to_num(plain.amax(-1) - ref["confidence"]) * once).sum()
+    samples, left = once.sum(), forget ** once.mean()
+    share = (foreign + left * sums["foreign"]) / (samples + left * sums["samples"]).clamp_min(1.0)
+    gain, squares = evidence(plain, adapted, ref, share, once)
+    each = (gain, squares, foreign, surer, likely, samples * ref["home"]["level"], samples)
+    sums = tree.add(dict(zip(SUMS, each, strict=True)), sums, left)
+    count = sums["samples"].clamp_min(1.0)
     return sums, {
-        **{name: sums[name] / sums["samples"] for name in ("gain", "foreign", "surer", "likely", "level")},
+        **{name: sums[name] / count for name in ("gain", "foreign", "surer", "likely", "level")},
         "nearer": divergence(plain.mean(0), ref["prior"]) - divergence(adapted.mean(0), ref["prior"]),
         "flips": (plain.argmax(-1) != adapted.argmax(-1)).to(plain.dtype).mean(),
     }

@@ -12,14 +12,15 @@ from typing import Any
 
 from ..eval.ranking import RankedRow
 from ..eval.same_stream import first_alike
-from ..eval.table import concerns
+from ..eval.table import RAN_WHERE, concerns
 from ..experiment import ConfigError, catalogue, decode, encode, labels
 from .style import mean, num
 
 SELECTIONS = {"last": "Last round", "validation": "Validation-selected round"}
-IGNORED = {"seed", "device", "backend", "checkpoint_every", "analysis"}
+IGNORED = {"seed", *RAN_WHERE, "analysis"}
 """Settings in which runs of one row may differ; they may also have other adapters, but not one with other fields.
-Those of the experiment alone are meant: a record inside it may have a seed of its own, which is a setting."""
+Those of the experiment alone are meant: a record inside it may have a seed of its own, which is a setting. Where it ran
+tells two runs of one seed apart, as `acclimate compare` does."""
 OURS = {encode(a)["type"] for a in catalogue.ADAPTERS.values()}
 """Adapter types that are decoded to learn their names; decoding others would import any module that a file names."""
 SHOWN = 3
@@ -216,7 +217,23 @@ def _differences(runs: Sequence[Run]) -> list[list[str]]:
         [f"{p}={own.get(p, 'unset')}" for p in paths[label(run)] if _has(own, p)]
         for run, own in zip(runs, mine, strict=True)
     ]
-    return [[*own, *more] for own, more in zip(said, _other_data(runs, said), strict=True)]
+    said = [[*own, *more] for own, more in zip(said, _other_data(runs, said), strict=True)]
+    return [[*own, *more] for own, more in zip(said, _other_places(runs, said), strict=True)]
+
+
+def _other_places(runs: Sequence[Run], said: Sequence[Sequence[str]]) -> list[list[str]]:
+    """For every run where it was computed, if a run with the same settings and seed was computed elsewhere."""
+    configs = [(run.get("config") or {}).get("experiment") or {} for run in runs]
+    places = [_settings({"at": {k: e[k] for k in RAN_WHERE if k in e}}) for e in configs]
+    kinds: dict[Any, dict[Any, list[dict[str, str]]]] = {}
+    for run, own, place in zip(runs, said, places, strict=True):
+        kinds.setdefault((label(run), *own), {}).setdefault(run["results"].get("seed"), []).append(place)
+    out = []
+    for run, own, place in zip(runs, said, places, strict=True):
+        by_seed = kinds[(label(run), *own)].values()
+        apart = dict.fromkeys(p for found in by_seed for p in _differing(found))
+        out.append([f"{p.removeprefix('at.')}={place.get(p, 'unset')}" for p in apart])
+    return out
 
 
 def _other_data(runs: Sequence[Run], said: Sequence[Sequence[str]]) -> list[list[str]]:

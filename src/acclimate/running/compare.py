@@ -4,8 +4,8 @@
 
 Both sides were tested on the same clients with the same splits, so what counts is every client's own difference. The
 interval is a bootstrap over seeds and, anew for every seed that is drawn, over its clients (percentiles of 10,000
-draws). Where both runs were kept with `analysis=true`, the best number over all rounds is given too, and labelled: it
-was chosen on test data.
+draws); of fewer than ten numbers in all it is Student's. Where both runs were kept with `analysis=true`, the best
+number over all rounds is given too, and labelled: it was chosen on test data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .. import store
 from ..eval.paired import DRAWS, LEVEL, Difference, PerSeed, difference, interval
 from ..eval.ranking import RankedRow, Ranking, listed, rank
 from ..eval.same_stream import apart, first_alike
-from ..eval.table import row_names
+from ..eval.table import ran_where, row_names
 from ..ops import layout
 from . import cards, chosen
 
@@ -144,9 +144,23 @@ def sides(paths: Iterable[Path], select: str | None = None) -> list[Side]:
     chosen.check(runs, select)
     rows = [(row, run) for run in runs for row in (*run["results"]["table"], *chosen.rows_of(run, select))]
     found: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
-    for name, (row, run) in zip(row_names([r for r, _ in rows]), rows, strict=True):
+    for name, (row, run) in zip(_names([r for r, _ in rows]), rows, strict=True):
         found.setdefault((name, row["adapter"]), []).append((row, run))
     return [_side(name, adapter, members) for (name, adapter), members in found.items()]
+
+
+def _names(rows: Sequence[Any]) -> list[str]:
+    """The rows' names. Where a run was computed is no part of them: seeds of several machines are those of one row,
+    unless one seed was computed in several ways."""
+    bare: list[Any] = [{**r, "settings": [s for s in r["settings"] if not ran_where(s)]} for r in rows]
+    anywhere = row_names(bare)
+    ways: dict[Any, set[tuple[str, ...]]] = {}
+    for name, r in zip(anywhere, rows, strict=True):
+        key = (name, r["adapter"], r["stream"], r["selection"], r["seed"])
+        ways.setdefault(key, set()).add(tuple(filter(ran_where, r["settings"])))
+    several = {key[:2] for key, own in ways.items() if len(own) > 1}
+    every = zip(row_names(rows), anywhere, rows, strict=True)
+    return [whole if (name, r["adapter"]) in several else name for whole, name, r in every]
 
 
 def _side(name: str, adapter: str, members: Sequence[tuple[Any, Any]]) -> Side:

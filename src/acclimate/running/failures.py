@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import store
 from ..core import NonFinite
+from ..core.nn.pixels import ClippedFloats
 from ..eval import Table
 
 SCHEMA = "acclimate.failed/1"
@@ -58,3 +59,15 @@ def noted(folder: Path, failed: dict[str, str]) -> Iterator[None]:
         if isinstance(e, NonFinite):
             body = store.json_text({"schema": SCHEMA, "reason": str(e)}, indent=1)
             store.write(store.RunFolder(folder).failed, body + "\n")
+
+
+@contextlib.contextmanager
+def of_earlier(path: Path) -> Iterator[None]:
+    """Say of a stored run that is refused today that it cannot go on, and what to do."""
+    try:
+        yield
+    except ClippedFloats as e:
+        raise store.RunError(
+            f"{path} was run by an earlier version, which clipped its images without a word, and cannot be loaded or "
+            f"go on; its results stay, for `acclimate report`. Run it again with other settings: {e}"
+        ) from e

@@ -138,7 +138,8 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Ta
         _ready(experiment)
         return _hand_over(folder, experiment, watch)
     with store.locked(folder.path):
-        ready = _ready(experiment, store.secrets.read(folder.path), old=folder.state.exists())
+        with failures.of_earlier(folder.path):
+            ready = _ready(experiment, store.secrets.read(folder.path), old=folder.state.exists())
         assert ready is not None
         return _finish_here(folder, experiment, watch, ready)
 
@@ -303,7 +304,8 @@ def load(path: str | Path, **given: Any) -> Fit:
     """
     folder = store.RunFolder(Path(path))
     experiment = folder.experiment(**given)
-    world, worker, engine = build(experiment, store.secrets.read(folder.path), old=folder.state.exists())
+    with failures.of_earlier(folder.path):
+        world, worker, engine = build(experiment, store.secrets.read(folder.path), old=folder.state.exists())
     like = loop.start(worker, engine, world.clients)
     folder.trains(None, engine.tasks)
     state = folder.restore(like, experiment.identities())

@@ -68,7 +68,8 @@ def can_join(experiments: Sequence[Experiment], numbers: bool = False) -> bool:
     backend = first.backend
     far = isinstance(backend, Vmap) and (backend.private == "mapped" or backend.examples == "host")
     one_model = not first.method.several_models
-    alone = first.analysis or any(f.wants_secret for f in first.filters)  # a key is of one run
+    # a key is of one run, and secret cohorts have any number of clients
+    alone = first.analysis or any(f.wants_secret or f.cohort_key(bytes(32), 0) is not None for f in first.filters)
     return len(experiments) > 1 and alike and vectorised and not far and one_model and not alone
 
 

@@ -20,7 +20,7 @@ from ..backends.vmap.capture import Recorder
 from ..core import Tree, rng, tree
 from ..live import Answer, Live
 from ..live.model import SNAPSHOTS, WINDOW
-from ..live.session import Outcome, cuts, due, request
+from ..live.session import Outcome, cuts, due, held, request
 from .federation import check
 from .log import raw
 
@@ -129,7 +129,8 @@ class Host:
             groups: dict[tuple[int, bool], list[int]] = {}
             for j, cut in enumerate(sizes):
                 if depth < len(cut):
-                    groups.setdefault((cut[depth], due(self.size, fresh[j], cut[depth])), []).append(j)
+                    commits = due(self.size, fresh[j], cut[depth]) and not self.shells[rows[j]].frozen
+                    groups.setdefault((cut[depth], commits), []).append(j)
             for (n, commits), members in groups.items():
                 x = torch.stack([calls[j].x[starts[j] : starts[j] + n] for j in members]).to(self.device)
                 for j, part in zip(members, self._group(done, members, x, commits), strict=True):
@@ -179,8 +180,9 @@ class Host:
 
         def one(model: Tree, state: Tree, x: Tensor, key: rng.Key, open: Tensor, hold: Tensor) -> Outcome:
             out = request(task, predict, adapter, model, state, x, key, open, commits)
-            held = {k: tree.where(hold, state[k], out.state[k]) for k in ("adapter", "step")}
-            return out._replace(state={**out.state, **held}, committed=out.committed & ~hold)
+            still = held(state, out).state
+            kept = {k: tree.where(hold, still[k], out.state[k]) for k in ("adapter", "fresh", "step")}
+            return out._replace(state={**out.state, **kept}, committed=out.committed & ~hold)
 
         def all_of_them(rows: Tensor, sessions: Tree, x: Tensor, flags: Tensor) -> Outcome:
             model = self.models if in_order else self._models(rows)

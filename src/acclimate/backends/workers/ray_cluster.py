@@ -87,8 +87,10 @@ class Connection:
     def _begin(self, ray: Any, address: str | None, cores: float) -> None:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
         if address is not None:
+            log.warning("connecting to the Ray cluster at %s, which may take half a minute", address)
             ray.init(address=address, **quiet)
             return
+        log.warning("starting Ray on this machine, which may take half a minute")
         needed = max(math.ceil(cores), os.cpu_count() or 1) if cores else None
         ray.init(address="local", num_cpus=needed, include_dashboard=False, **quiet)
         if not ray.get_runtime_context().gcs_address.startswith("127."):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -42,6 +43,11 @@ def dots_of(key: str) -> tuple[str, ...]:
     """How a kernel may multiply whose choice is kept under this key (`implicit.name`)."""
     by_halves = key.startswith(SUMS) and ", tf32, " in key
     return DOTS if by_halves else tuple(dot for dot in DOTS if dot != halves.NAME)
+
+
+def gone(choice: Mapping[str, Any]) -> bool:
+    """Whether an earlier version chose what there is no kernel for any more: its product is measured again."""
+    return choice.get("way") == "folded" and choice.get("dot") == halves.NAME
 
 
 def power(n: int) -> int:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from .cutting import Layer, Tile, channels_last, cut
 from .ends import addend, ends
-from .halves import without
 from .implicit_kernels import FEW, _convolve, parts_of, room
 from .kernels import AVAILABLE, jit
 from .rehearsal import blank, late
@@ -50,11 +49,10 @@ def _shifted(
 @late
 @jit
 def _gathered(
-    parts, dw, of_x, of_dy, total, count, HALVES: tl.constexpr,
+    parts, dw, total, count,
     IN: tl.constexpr, HAVE: tl.constexpr, OUT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dw[g, o, r, s, i] = sum over parts and groups, in order, of what was found for the weight's four places; HALVES
-    as in `_add_up`."""
+    """dw[g, o, r, s, i] = sum over parts and groups, in order, of what was found for the weight's four places."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = at < total
     o, i = at % OUT, (at // OUT) % HAVE
@@ -68,8 +66,6 @@ def _gathered(
         for group in tl.static_range(4):
             tap = (r + group // 2) * (KW + 1) + s + group % 2
             sum += tl.load(base + (tap * IN + i) * (4 * OUT) + group * OUT + o, mask=real, other=0.0)
-    if HALVES:
-        sum = without(sum, tl.load(of_x + client, mask=real, other=0), tl.load(of_dy + client, mask=real, other=0))
     to = ((client * OUT + o) * (KH * KW) + r * KW + s) * HAVE + i
     tl.store(dw + to, sum.to(dw.dtype.element_ty), mask=real)
 
@@ -112,10 +108,8 @@ def pooled_correlate(
     x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor, channels: int | None = None
 ) -> Tensor:
     """As `implicit_kernels.correlate`, with `which`."""
-    parts = parts_of(x, dy, folded(layer), tile, precision, which, True)
+    parts = parts_of(x, dy, folded(layer), tile, precision, which, True).sums
     dw = room(x, layer, channels)
     numbers = (layer.inputs, dw.shape[4], layer.outputs, layer.kernel_height, layer.kernel_width)
-    _gathered[(cut(dw.numel(), BLOCK),)](
-        parts.sums, dw, parts.of_x, parts.of_dy, dw.numel(), len(parts.sums), parts.halves, *numbers, BLOCK
-    )
+    _gathered[(cut(dw.numel(), BLOCK),)](parts, dw, dw.numel(), len(parts), *numbers, BLOCK)
     return dw.permute(0, 1, 4, 2, 3)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, rehearsal, switches
-from .cuts import FP32, Cut, Kind, cuts, dot_of, dots_of, power
+from .cuts import FP32, Cut, Kind, cuts, dot_of, dots_of, gone, power
 from .fastest import NEAR
 from .implicit_kernels import Layer, Tile
 from .timing import made, milliseconds
@@ -85,7 +85,7 @@ def use_choices(given: dict[str, Choice]) -> None:
         if way not in ("patches", WRITTEN) and not (way in WAYS and fits and choice.get("dot", FP32) in dots_of(key)):
             told = f"'way' must be 'patches', '{WRITTEN}', or one of {tuple(WAYS)} with a 'tile' of five whole numbers"
             raise ValueError(f"choice of '{key}': {choice!r} is none: {told}, and 'dot' one of {dots_of(key)}")
-    _chosen.update({key: dict(choice) for key, choice in given.items()})
+    _chosen.update({key: dict(choice) for key, choice in given.items() if not gone(choice)})
     _known.clear()
 
 

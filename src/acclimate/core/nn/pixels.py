@@ -64,12 +64,16 @@ def are_pixels(x: Tensor) -> bool:
     return float(x.min()) >= -SLACK and float(x.max()) <= 1.0 + SLACK
 
 
+class ClippedFloats(ValueError):
+    """Views would clip images that are no pixels."""
+
+
 def check_augment(augment: object, pixels: bool, tokens: int | None) -> None:
     """Refuse a record that changes training images where the inputs are token ids, or floats that it would clip."""
     if augment is not None and tokens is not None:
         raise ValueError(f"augment={augment!r} changes images, and these inputs are token ids; leave augment out")
     if not pixels and getattr(augment, "clips", False):
-        raise ValueError(
+        raise ClippedFloats(
             f"augment={augment!r} clips images to 0..1, and these floats lie outside: scale them, and set mean and std "
             "of the data record where the model is to have them normalised, or take FlipCrop, which leaves values alone"
         )
