@@ -23,8 +23,9 @@ for none of 317 images of Office-10, so that nothing is left of them where featu
     python benchmarks/stand_ins.py [drawings machines animals] [--epochs 4 2] [--images 4000] [--seed 0]
         [--quickdraw FOLDER] [--width 64] [--device cpu] [--out stand-ins]
 
-A `--width` of 32 makes every layer half as wide. Writes `NAME.safetensors` for each, which `weights=FOLDER` of the recipes reads, and a card `NAME.json` with what it
-was trained on, its accuracy on the tenth that it has not seen (percent), its digest and the command.
+A `--width` of 32 makes every layer half as wide. Writes `NAME.safetensors` for each, which `weights=FOLDER` of the
+recipes reads, and a card `NAME.json` with what it was trained on, its accuracy on the tenth that it has not seen
+(percent), its digest and the command.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def drawn(folder: Path) -> tuple[Tensor, Tensor]:
     files = sorted(folder.glob("*.ndjson.gz"))
     if not files:
         raise SystemExit(f"--quickdraw {folder}: no *.ndjson.gz is there")
-    kinds = [torch.tensor([json.loads(line) for line in gzip.open(f, "rt")]) for f in files]
+    kinds = [torch.tensor([json.loads(line) for line in gzip.decompress(f.read_bytes()).splitlines()]) for f in files]
     x = (255 * torch.cat(kinds)).round().to(torch.uint8).view(-1, 1, 28, 28).expand(-1, 3, -1, -1)
     y = torch.cat([torch.full((len(own),), kind) for kind, own in enumerate(kinds)])
     return x, y
@@ -167,7 +168,7 @@ def main() -> None:
         path = given.out / f"{name}.safetensors"
         store.write(path, save({k: v.contiguous().cpu() for k, v in net[0].state_dict().items()}))
         card = {
-            "trained on": "345 kinds of QuickDraw" if quick else told(name),
+            "trained on": f"{int(y.max()) + 1} kinds of QuickDraw" if quick else told(name),
             "images": len(rest),
             "width": given.width,
             "epochs": dict(zip(map(str, SIDES), given.epochs, strict=True)),

@@ -301,13 +301,16 @@ def test_what_is_said_of_a_fifth_domain_is_in_its_file():
         assert abs(five["mean"] - published) < 4.303 * five["std"] / 3**0.5  # 95 % of three seeds
 
 
-def test_fedprox_is_fedavg_to_half_a_point_where_the_fifth_domain_speaks_for_it():
+def test_rows_are_fedavg_to_a_point_where_the_fifth_domain_speaks_for_them():
     cells = json.loads((ROOT / "results/fedicon/table7-paper.json").read_text())["cells"]
     ours = {(c["row"], c["column"]): c for c in cells}
     found = json.loads((ROOT / "results/causes/fifth-domain.json").read_text())["accuracy"]["fedicon/table7"]
-    for domain in ("MNIST", "SVHN"):
-        assert abs(ours["FedProx", domain]["mean"] - ours["FedAvg", domain]["mean"]) < 0.5
-        five, published = found[f"FedAvg, {domain}"]["five"], ours["FedProx", domain]["published"]["mean"]
+    meant = [dict(c.where) for c in why.CAUSES if c.why == why.FIFTH]
+    places = {(row, domain) for where in meant for row in where["method"] for domain in where["domain"]}
+    assert {row for row, _ in places} == {"FedAvg", "FedProx", "FedAvg-FT", "FedTHE"}
+    for row, domain in places:
+        assert abs(ours[row, domain]["mean"] - ours["FedAvg", domain]["mean"]) < 1.0
+        five, published = found[f"FedAvg, {domain}"]["five"], ours[row, domain]["published"]["mean"]
         assert abs(five["mean"] - published) < 4.303 * five["std"] / 3**0.5  # 95 % of three seeds
 
 

@@ -1,5 +1,6 @@
 """FedPCL's tables as its published code has them: settings by value, and weights from a folder."""
 
+import gzip
 import importlib
 import json
 import re
@@ -178,3 +179,27 @@ def test_stand_ins_are_trained_on_what_they_are_named_after(tmp_path, monkeypatc
     file = tmp_path / "stand-ins" / "animals.safetensors"
     assert card["digest"] == checkpoints.digest(file) and card["images"] == 33 and card["epochs"] == {"32": 1, "64": 1}
     assert encoders.load(f"resnet18@{file}").module.conv1.weight.shape == (64, 3, 5, 5)
+
+
+def test_drawings_are_quickdraws_where_a_folder_of_them_is_given(tmp_path, monkeypatch):
+    """A kind for every file in the order of names, white on black; a network half as wide that a recipe can read."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    script = importlib.import_module("stand_ins")
+    for name, value in (("bat", 0.2), ("ant", 1.0)):
+        with gzip.open(tmp_path / f"{name}.ndjson.gz", "wt") as out:
+            out.write("".join(json.dumps([value] * 784) + "\n" for _ in range(20)))
+    x, y = script.drawn(tmp_path)
+    assert x.shape == (40, 3, 28, 28) and x[:, 0, 0, 0].tolist() == [255] * 20 + [51] * 20
+    assert y.tolist() == [0] * 20 + [1] * 20
+    assert script.steps(2, 8) == [8, 8] and script.steps(1.25, 8) == [8, 2] and script.steps(0, 8) == []
+    monkeypatch.setattr(script, "BATCH", 4)
+    words = ["drawings", "--quickdraw", str(tmp_path), "--width", "2", "--epochs", "1", "0.5", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["stand_ins.py", *words])
+    monkeypatch.chdir(tmp_path)
+    script.main()
+    card = json.loads((tmp_path / "stand-ins" / "drawings.json").read_text())
+    assert card["trained on"] == "2 kinds of QuickDraw" and card["width"] == 2 and card["images"] == 36
+    encoder = encoders.load(f"resnet18@{tmp_path / 'stand-ins' / 'drawings.safetensors'}").module.eval()
+    assert encoder.conv1.weight.shape == (2, 3, 5, 5) and encoder(torch.zeros(1, 3, 64, 64)).shape == (1, 16)
+    with pytest.raises(SystemExit, match="no .*ndjson.gz is there"):
+        script.drawn(tmp_path / "stand-ins")
