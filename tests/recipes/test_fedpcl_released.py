@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +16,10 @@ from safetensors.torch import save_file
 from acclimate.data import BalancedTest, Dirichlet, PerClass, of
 from acclimate.experiment import ConfigError
 from acclimate.models import checkpoints, encoders
+from acclimate.models.frozen import Frozen
 from acclimate.recipes import RECIPES, coverage, needs, orders, plan, published, recipe
 from acclimate.recipes.fedpcl import BACKBONES, ORDINARY, ROWS, STAND_INS, Bits, First, FrozenFederation, released
+from acclimate.recipes.fedpcl_tables import table2
 from acclimate.recipes.record import Cell
 from acclimate.recipes.results import file_of
 
@@ -111,15 +114,41 @@ def test_a_folder_brings_one_backbone_for_each_name(folder):
     assert file_of(found, folder).name == "released-table14-paper-resnet18.json"
     with pytest.raises(ConfigError, match=r"must be a folder with drawings.safetensors, machines.safetensors, animals"):
         plan(RECIPES["fedpcl/released-table2"], "paper", weights=str(files[0]))
-    with pytest.raises(ConfigError, match=re.escape("fedpcl/table2 starts from no weights")):
-        plan(RECIPES["fedpcl/table2"], "paper", weights=str(folder))
+    with pytest.raises(ConfigError, match=re.escape("fedpcl/table1 starts from no weights")):
+        plan(RECIPES["fedpcl/table1"], "paper", weights=str(folder))
 
 
-def test_a_folder_that_lacks_a_file_is_refused(folder, tmp_path):
-    for name in STAND_INS[:2]:
-        (tmp_path / f"{name}.safetensors").write_bytes((folder / f"{name}.safetensors").read_bytes())
-    with pytest.raises(ConfigError, match=r"animals.safetensors must be a .safetensors file.*there is no such file"):
+def test_a_table_with_an_ordinary_classifier_takes_the_same_folder(folder):
+    """Nothing but the encoder differs from the table on EfficientNets: whole features, all of them, at its own side."""
+    named = plan(RECIPES["fedpcl/table14"], "paper", weights=str(folder)).weights.backbone
+    for name in ("table2", "table11"):
+        own, other = (recipe(f"fedpcl/{name}").cells("paper", given) for given in (named, None))
+        for mine, theirs in zip(own, other, strict=True):
+            if isinstance(mine, Cell):
+                before = theirs.training.data.encoder
+                count = len(before.backbones)
+                assert mine.training.data.encoder == Frozen(named[:count], size=before.size, width=None)
+                data = replace(mine.training.data, encoder=before)
+                assert replace(mine, training=replace(mine.training, data=data)) == theirs
+    assert RECIPES["fedpcl/table2"].cells("smoke") == list(table2("smoke"))
+
+
+def test_cells_whose_backbone_a_folder_lacks_are_left_out(folder, tmp_path, monkeypatch):
+    """The first must be there; all digits count as being there."""
+    with pytest.raises(ConfigError, match=r"drawings.safetensors must be a .safetensors file.*there is no such file"):
         plan(RECIPES["fedpcl/released-table2"], "paper", weights=str(tmp_path))
+    (tmp_path / "drawings.safetensors").write_bytes((folder / "drawings.safetensors").read_bytes())
+    found = plan(RECIPES["fedpcl/table14"], "paper", weights=str(tmp_path))
+    digest = checkpoints.digest(folder / "drawings.safetensors")
+    one, *more = found.weights.backbone
+    assert one.endswith(f"drawings.safetensors#{digest}") and found.weights.digest == digest
+    assert more == [f"resnet18@{tmp_path / name}.safetensors" for name in STAND_INS[1:]]
+    assert needs.missing(Frozen((one,))) == ()
+    gone = tuple(f"backbone {name}.safetensors: there is no such file" for name in STAND_INS[1:])
+    assert needs.missing(Frozen((one, *more))) == gone
+    cells = [c for c in recipe("fedpcl/table14").cells("paper", (one, *more)) if c.row == "2 backbones"]
+    monkeypatch.setattr(needs, "_lacking", lambda record, root: "")
+    assert needs.fitted(cells[0]) == (None, gone[:1])
 
 
 def test_a_domain_that_is_missing_is_left_out_inside_of_wrappers():

@@ -10,7 +10,7 @@ eighty clients hold a part, from all. With `code="released"` all is as in the pu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -37,7 +37,7 @@ from ..experiment.names import allow
 from ..models.frozen import Frozen, Projection
 from ..ops.noise import Kind
 from .federations import DIGIT5, DOMAINNET, OFFICE10
-from .record import SMOKE_ROUNDS, Named, Scale, Training, method
+from .record import SMOKE_ROUNDS, Cell, Derived, Named, Recipe, Scale, Training, method
 
 OPT, WORK = Adam(lr=1e-3, weight_decay=1e-4), Work(epochs=1, batch=32)
 ROUNDS, LONGER = 50, {"fedavg": 200, "local": 100}
@@ -292,6 +292,20 @@ class TableVersion:
 
 ORDINARY = TableVersion(FrozenFederation(), ROWS, BESIDE)
 """The paper's equations, and an ordinary classifier."""
+TAKING = frozenset(f"fedpcl/table{n}" for n in (2, 3, 5, 6, 11, 12, 13, 14, 15))
+"""Tables that a user's ResNet-18s may replace the EfficientNets of."""
+
+
+def taking(recipe: Recipe) -> Recipe:
+    """A table whose backbones a user may bring, as `STAND_INS` are named."""
+    if recipe.name not in TAKING:
+        return recipe
+
+    def make(scale: Scale, backbones: tuple[str, ...] = ()) -> Iterator[Cell | Derived]:
+        version = replace(ORDINARY, setting=replace(ORDINARY.setting, weights=backbones))
+        yield from recipe.make(scale, version)
+
+    return replace(recipe, make=make, starts=True, takes=STAND_INS)
 
 
 def released(weights: tuple[str, ...] = ()) -> TableVersion:
