@@ -2,10 +2,11 @@
 
 The paper's single backbone is a ResNet-18 that has seen QuickDraw's drawings, white on black as digits are; the recipes
 have an EfficientNet-Lite0 that has seen ImageNet. Here the rows of `fedpcl/table2` and `fedpcl/table11` with one
-backbone are trained on a ResNet-18 that has seen QuickDraw too, in three ways: all else as in the recipe (`paper`),
-with the released code's classifier besides (`classifier`), and with everything as that code has it (`released`).
+backbone are trained on a ResNet-18 that has seen QuickDraw too, images being shown to it at its own side, in three
+ways: all else as in the recipe (`paper`), with the released code's classifier besides (`classifier`), and with
+everything as that code has it (`released`).
 
-    python benchmarks/stand_ins.py drawings --quickdraw FOLDER --out quickdraw
+    python benchmarks/stand_ins.py drawings --quickdraw FOLDER --width 32 --epochs 3 0.1 --side 32 --out quickdraw
     python benchmarks/quickdraw.py --weights quickdraw/drawings.safetensors [--seeds 3] [--rows FedAvg Solo FedPCL]
         [--columns "feature Digit-5"] [--ways paper] [--out results/causes/quickdraw.json]
 
@@ -26,6 +27,7 @@ import acclimate as ac
 from acclimate import store
 from acclimate.data import Features
 from acclimate.models import checkpoints
+from acclimate.models.frozen import Frozen
 from acclimate.recipes.fedpcl import ORDINARY, ROWS, First, TableVersion, released
 from acclimate.recipes.fedpcl_tables import TEST
 from acclimate.recipes.record import Training
@@ -57,10 +59,13 @@ def here(training: Training) -> Training:
     return replace(training, data=replace(data, data=images, clients=len(DIGITS)))
 
 
-def measured(made: TableVersion, row: str, column: str, seed: int) -> list[float]:
+def measured(made: TableVersion, row: str, column: str, seed: int, side: int) -> list[float]:
     """A row of a column: accuracy of every domain under feature shift, else the mean over clients."""
     shift, data = column.split()
     training = here(made.at(data, shift, 1).training(made.rows[row], "paper"))  # type: ignore[arg-type]
+    assert isinstance(training.data, Features) and isinstance(training.data.encoder, Frozen)
+    seen = replace(training.data, encoder=replace(training.data.encoder, size=side))
+    training = replace(training, data=seen)
     fit = ac.train(training.experiment(seed, "cpu"))
     found = ac.evaluate(fit, (ac.adapters.NoAdapt(),), (TEST,))
     (own,) = [r["per_client"] for r in found.where(selection="last").rows]
@@ -80,14 +85,14 @@ def main() -> None:
     given = parser.parse_args()
     name = f"resnet18@{given.weights}#{checkpoints.digest(given.weights)}"
     card = store.read_json(given.weights.with_suffix(".json"))
-    study = {"backbone": {k: card[k] for k in ("trained on", "images", "width", "accuracy", "digest")}}
+    study = {"backbone": {k: card[k] for k in ("trained on", "images", "width", "side", "nearest means", "digest")}}
     study["domains"] = list(DIGITS)
     found = kept(given.out, study, "accuracy")
     for way, column, row in [(w, c, r) for c in given.columns for w in given.ways for r in given.rows]:
         place = found.setdefault(way, {}).setdefault(column, {})
         for seed in range(given.seeds):
             if str(seed) not in place.setdefault(row, {}):
-                place[row][str(seed)] = measured(version(way, name), row, column, seed)
+                place[row][str(seed)] = measured(version(way, name), row, column, seed, card["side"])
                 print(way, column, row, seed, place[row][str(seed)], flush=True)
                 body = {"study": study, "environment": environment(torch.device("cpu")), "accuracy": found}
                 write(given.out, body)

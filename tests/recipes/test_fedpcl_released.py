@@ -119,7 +119,7 @@ def test_a_folder_brings_one_backbone_for_each_name(folder):
 
 
 def test_a_table_with_an_ordinary_classifier_takes_the_same_folder(folder):
-    """Nothing but the encoder differs from the table on EfficientNets: whole features, all of them, at its own side."""
+    """Nothing but the encoder differs from the table on EfficientNets: all features, of images that are not enlarged."""
     named = plan(RECIPES["fedpcl/table14"], "paper", weights=str(folder)).weights.backbone
     for name in ("table2", "table11"):
         own, other = (recipe(f"fedpcl/{name}").cells("paper", given) for given in (named, None))
@@ -127,7 +127,7 @@ def test_a_table_with_an_ordinary_classifier_takes_the_same_folder(folder):
             if isinstance(mine, Cell):
                 before = theirs.training.data.encoder
                 count = len(before.backbones)
-                assert mine.training.data.encoder == Frozen(named[:count], size=before.size, width=None)
+                assert mine.training.data.encoder == Frozen(named[:count], size=before.size // 2, width=None)
                 data = replace(mine.training.data, encoder=before)
                 assert replace(mine, training=replace(mine.training, data=data)) == theirs
     assert RECIPES["fedpcl/table2"].cells("smoke") == list(table2("smoke"))

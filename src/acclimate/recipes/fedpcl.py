@@ -186,7 +186,8 @@ class FrozenFederation:
     code: Literal["paper", "released"] = "paper"
     """`released`: bits, classifier, pixels, and how images are dealt and tested on, all as in the published code."""
     weights: tuple[str, ...] = ()
-    """ResNet-18s by name (models/encoders.py) that stand in for the paper's; empty: `BACKBONES`."""
+    """ResNet-18s by name (models/encoders.py) that stand in for the paper's, on images of the pixels that are read;
+    empty: `BACKBONES`, on enlarged ones."""
 
     def training(self, trained: Named, scale: Scale, **fields: Any) -> Training:
         """One training of this setting, on features that are computed once."""
@@ -230,7 +231,8 @@ class FrozenFederation:
         if scale == "smoke":
             return kind(tuple(_stub(b) for b in self.backbones))
         names, width = (self.weights, None) if self.weights else (BACKBONES, 512)
-        return kind(tuple(names[b] for b in self.backbones), size=SIDE if released else SIDES[self.data], width=width)
+        size = SIDE if released else (PIXELS if self.weights else SIDES)[self.data]
+        return kind(tuple(names[b] for b in self.backbones), size=size, width=width)
 
     def _share(self, scale: Scale) -> float:
         """Of how much of the images clients hold a part."""
