@@ -119,7 +119,7 @@ def test_a_folder_brings_one_backbone_for_each_name(folder):
 
 
 def test_a_table_with_an_ordinary_classifier_takes_the_same_folder(folder):
-    """Nothing but the encoder differs from the table on EfficientNets: all features, of images that are not enlarged."""
+    """Nothing but the encoder differs from the table on EfficientNets: all features, and images are not enlarged."""
     named = plan(RECIPES["fedpcl/table14"], "paper", weights=str(folder)).weights.backbone
     for name in ("table2", "table11"):
         own, other = (recipe(f"fedpcl/{name}").cells("paper", given) for given in (named, None))
