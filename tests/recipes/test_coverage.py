@@ -293,6 +293,30 @@ def test_what_is_said_of_backbones_is_in_their_file():
     assert f"to {said[2]}; the paper has {said[3]}" in why.BACKBONES
 
 
+def test_what_is_said_of_quickdraw_is_in_its_files():
+    """One backbone under feature shift: SVHN on ImageNet's features, on QuickDraw's, published."""
+    files = (json.loads((ROOT / f"results/fedpcl/table2-paper{n}.json").read_text()) for n in ("", "-resnet18"))
+    before, after = ({(c["row"], c["column"]): c for c in f["cells"]} for f in files)
+    rows = [row for row, column in after if column == "single SVHN"]
+    old, new = ([f[row, "single SVHN"]["mean"] for row in rows] for f in (before, after))
+    assert len(rows) == 7 and all(abs(after[row, "single SVHN"]["difference"]) < 3.0 for row in rows)
+    assert f"{min(new):.1f} to {max(new):.1f} instead of {min(old):.1f} to {max(old):.1f}" in why.DRAWN
+
+
+def test_means_of_four_domains_are_near_those_of_the_paper():
+    """FedPCL's Table 2, one backbone: which means of ours lie within 3 points of the paper's own four domains."""
+    here = coverage_page.covered(RECIPES, ROOT / "results", "")
+    own = [s for s in here.standings if s.table == "fedpcl/table2" and s.fields["backbone"] == "single"]
+    four = {s.fields["method"]: [] for s in own}
+    for s in own:
+        if s.fields["domain"] in ("MNIST", "SVHN", "USPS", "MNIST-M"):
+            four[s.fields["method"]].append(s.theirs.mean)
+    means = {s.fields["method"]: s for s in own if s.fields["domain"] == "Avg" and s.state == "far"}
+    near = {m for m, s in means.items() if len(four[m]) == 4 and abs(s.ours.mean - sum(four[m]) / 4) <= 3.0}
+    (cause,) = [c for c in causes.CAUSES if c.why == why.FOUR]
+    assert set(dict(cause.where)["method"]) == near - {"FedAvg"}  # FedAvg's cannot be told from the paper's at 95 %
+
+
 def test_what_is_said_of_a_fifth_domain_is_in_its_file():
     found = json.loads((ROOT / "results/causes/fifth-domain.json").read_text())["accuracy"]["fedicon/table7"]
     for domain in ("MNIST", "SVHN"):

@@ -296,6 +296,10 @@ ORDINARY = TableVersion(FrozenFederation(), ROWS, BESIDE)
 """The paper's equations, and an ordinary classifier."""
 TAKING = frozenset(f"fedpcl/table{n}" for n in (2, 3, 5, 6, 11, 12, 13, 14, 15))
 """Tables that a user's ResNet-18s may replace the EfficientNets of."""
+WEIGHTS_NOTE = (
+    f"weights=FOLDER brings {', '.join(STAND_INS)} (NAME.safetensors, of benchmarks/stand_ins.py) in place of the "
+    "paper's ResNet-18s, on images that are not enlarged; without it EfficientNet-Lites stand in."
+)
 
 
 def taking(recipe: Recipe) -> Recipe:
@@ -307,7 +311,7 @@ def taking(recipe: Recipe) -> Recipe:
         version = replace(ORDINARY, setting=replace(ORDINARY.setting, weights=backbones))
         yield from recipe.make(scale, version)
 
-    return replace(recipe, make=make, starts=True, takes=STAND_INS)
+    return replace(recipe, make=make, notes=(*recipe.notes, WEIGHTS_NOTE), starts=True, takes=STAND_INS)
 
 
 def released(weights: tuple[str, ...] = ()) -> TableVersion:
