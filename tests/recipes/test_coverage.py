@@ -6,6 +6,7 @@ import shlex
 import shutil
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pytest
 from typer.testing import CliRunner
@@ -301,6 +302,28 @@ def test_what_is_said_of_quickdraw_is_in_its_files():
     old, new = ([f[row, "single SVHN"]["mean"] for row in rows] for f in (before, after))
     assert len(rows) == 7 and all(abs(after[row, "single SVHN"]["difference"]) < 3.0 for row in rows)
     assert f"{min(new):.1f} to {max(new):.1f} instead of {min(old):.1f} to {max(old):.1f}" in why.DRAWN
+
+
+def test_what_the_page_says_of_quickdraw_is_in_its_files():
+    page = (ROOT / "docs/papers/fedpcl.md").read_text()
+    files = (json.loads((ROOT / f"results/fedpcl/table2-paper{n}.json").read_text()) for n in ("", "-resnet18"))
+    before, after = ({(c["row"], c["column"]): c for c in f["cells"]} for f in files)
+    for row in dict.fromkeys(r for r, _ in after):
+        own = [(after[row, f"single {d}"], before[row, f"single {d}"]) for d in ("MNIST", "SVHN", "USPS", "MNIST-M")]
+        said = " | ".join(f"{a['mean']:.1f} ({b['mean']:.1f}, {a['published']['mean']:.1f})" for a, b in own)
+        assert f"| {row} | {said} |" in page
+    near = [sum(abs(f[place]["difference"]) <= 3.0 for place in after) for f in (after, before)]
+    off = [median(abs(f[place]["difference"]) for place in after) for f in (after, before)]
+    assert f"{near[0]} of {len(after)} numbers are within 3 points instead of {near[1]}" in page
+    assert f"the median difference is {off[0]:.1f} points instead of {off[1]:.1f}" in page
+    means = json.loads((ROOT / "results/causes/nearest-means-quickdraw.json").read_text())["accuracy"]
+    ours, bare = ([means[n][d]["whole"] for d in ("mnist", "usps")] for n in ("stand-in", "untrained"))
+    assert f"{ours[0]} % and {ours[1]} % of them" in page and f"random weights {bare[0]} % and {bare[1]} %" in page
+    rows = json.loads((ROOT / "results/causes/quickdraw.json").read_text())["accuracy"]["classifier"]["feature Digit-5"]
+    solo, meta = rows["Solo"]["0"], rows["Per-FedAvg"]["0"]
+    assert f"Solo has {solo[0]:.1f} on MNIST (paper 60.4), but also {solo[2]:.1f} on USPS (75.3)" in page
+    assert f"Per-FedAvg has {meta[0]:.1f} and {meta[2]:.1f} (52.7, 53.7)" in page
+    assert f"fall to {rows['FedAvg']['0'][0]:.1f} and {rows['pFedMe']['0'][0]:.1f} on MNIST" in page
 
 
 def test_means_of_four_domains_are_near_those_of_the_paper():
