@@ -316,10 +316,23 @@ def test_what_the_page_says_of_quickdraw_is_in_its_files():
     off = [median(abs(f[place]["difference"]) for place in after) for f in (after, before)]
     assert f"{near[0]} of {len(after)} numbers are within 3 points instead of {near[1]}" in page
     assert f"the median difference is {off[0]:.1f} points instead of {off[1]:.1f}" in page
+    column, tables = "label shift single Digit-5", {}
+    for name in ("", "-resnet18"):
+        cells = json.loads((ROOT / f"results/fedpcl/table11-paper{name}.json").read_text())["cells"]
+        tables[name] = {c["row"]: c for c in cells if c["column"] == column}
+    pairs = [(row, c, tables[""][row]["mean"]) for row, c in tables["-resnet18"].items()]
+    said = (f"{row} {c['mean']:.1f} ({was:.1f}, {c['published']['mean']:.1f})" for row, c, was in pairs)
+    assert len(pairs) == 7 and ", ".join(said) in page
+    low = [(c, tables[""][row]["difference"]) for row, c, _ in pairs if tables[""][row]["difference"] < -4.0]
+    assert len(low) == 5 and all(abs(c["difference"]) < abs(was) for c, was in low)
     means = json.loads((ROOT / "results/causes/nearest-means-quickdraw.json").read_text())["accuracy"]
     ours, bare = ([means[n][d]["whole"] for d in ("mnist", "usps")] for n in ("stand-in", "untrained"))
     assert f"{ours[0]} % and {ours[1]} % of them" in page and f"random weights {bare[0]} % and {bare[1]} %" in page
     rows = json.loads((ROOT / "results/causes/quickdraw.json").read_text())["accuracy"]["classifier"]["feature Digit-5"]
+    cut = json.loads((ROOT / "results/causes/quickdraw.json").read_text())["accuracy"]["released"]["feature Digit-5"]
+    pcl, avg, own = ([f"{cut[row]['0'][i]:.1f}" for i in (0, 2)] for row in ("FedPCL", "FedAvg", "Solo"))
+    assert f"FedPCL has {pcl[0]} on MNIST and {pcl[1]} on USPS with it, FedAvg {avg[0]} and {avg[1]}, " in page
+    assert f"Solo {own[0]} and {own[1]} (seed 0" in page
     solo, meta = rows["Solo"]["0"], rows["Per-FedAvg"]["0"]
     assert f"Solo has {solo[0]:.1f} on MNIST (paper 60.4), but also {solo[2]:.1f} on USPS (75.3)" in page
     assert f"Per-FedAvg has {meta[0]:.1f} and {meta[2]:.1f} (52.7, 53.7)" in page
