@@ -4,7 +4,7 @@ Ten images of every class give its mean, fifty others are told by the most simil
 are and cut to 0 and 1. Beside the stand-in of benchmarks/stand_ins.py stands the same network with random weights.
 
     python benchmarks/nearest_means.py --weights stand-ins/drawings.safetensors
-        [--out results/causes/nearest-means.json]
+        [--side 64] [--out results/causes/nearest-means.json]
 
 Percent, by network, domain, and `whole` or `cut` features.
 """
@@ -25,9 +25,9 @@ TRAIN, TEST, SIDE = 10, 50, 64
 DIGITS = ("mnist", "svhn", "usps", "mnistm")
 
 
-def features(net: nn.Module, x: Tensor) -> Tensor:
-    """What the network makes of images at the side of the published code."""
-    x = F.interpolate(x.float() / 255.0, (SIDE, SIDE), mode="bilinear", align_corners=False)
+def features(net: nn.Module, x: Tensor, side: int = SIDE) -> Tensor:
+    """What the network makes of images, at the side of the published code unless told."""
+    x = F.interpolate(x.float() / 255.0, (side, side), mode="bilinear", align_corners=False)
     with torch.no_grad():
         out: Tensor = net((x - column(IMAGENET[0], x)) / column(IMAGENET[1], x))
     return out
@@ -47,19 +47,21 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/causes/nearest-means.json"))
+    parser.add_argument("--side", type=int, default=SIDE)
     given = parser.parse_args()
     torch.manual_seed(0)
-    nets = {"stand-in": resnet18(given.weights).eval(), "untrained": _ResNet18(kernel=5).eval()}
+    seen = resnet18(given.weights).eval()
+    nets = {"stand-in": seen, "untrained": _ResNet18(5, len(seen.conv1.weight)).eval()}  # type: ignore[arg-type]
     found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in nets}
     for domain in DIGITS:
         data = ac.data.Digit5(domains=(domain,), part="test").load()
         rows = torch.cat([(data.y == c).nonzero().flatten()[: TRAIN + TEST] for c in range(10)])
         for name, net in nets.items():
-            z = features(net, data.x[rows])
+            z = features(net, data.x[rows], given.side)
             parts = {"whole": z, "cut": (z > 0).to(z.dtype)}
             found[name][domain] = {how: round(accuracy(part, data.y[rows]), 2) for how, part in parts.items()}
             print(name, domain, found[name][domain], flush=True)
-    study = {"train": TRAIN, "test": TEST, "side": SIDE}
+    study = {"train": TRAIN, "test": TEST, "side": given.side}
     body = {"study": study, "environment": environment(torch.device("cpu")), "accuracy": found}
     write(given.out, body)
 

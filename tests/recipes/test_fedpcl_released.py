@@ -1,9 +1,11 @@
 """FedPCL's tables as its published code has them: settings by value, and weights from a folder."""
 
+import gzip
 import importlib
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +16,10 @@ from safetensors.torch import save_file
 from acclimate.data import BalancedTest, Dirichlet, PerClass, of
 from acclimate.experiment import ConfigError
 from acclimate.models import checkpoints, encoders
+from acclimate.models.frozen import Frozen
 from acclimate.recipes import RECIPES, coverage, needs, orders, plan, published, recipe
 from acclimate.recipes.fedpcl import BACKBONES, ORDINARY, ROWS, STAND_INS, Bits, First, FrozenFederation, released
+from acclimate.recipes.fedpcl_tables import table2
 from acclimate.recipes.record import Cell
 from acclimate.recipes.results import file_of
 
@@ -110,15 +114,41 @@ def test_a_folder_brings_one_backbone_for_each_name(folder):
     assert file_of(found, folder).name == "released-table14-paper-resnet18.json"
     with pytest.raises(ConfigError, match=r"must be a folder with drawings.safetensors, machines.safetensors, animals"):
         plan(RECIPES["fedpcl/released-table2"], "paper", weights=str(files[0]))
-    with pytest.raises(ConfigError, match=re.escape("fedpcl/table2 starts from no weights")):
-        plan(RECIPES["fedpcl/table2"], "paper", weights=str(folder))
+    with pytest.raises(ConfigError, match=re.escape("fedpcl/table1 starts from no weights")):
+        plan(RECIPES["fedpcl/table1"], "paper", weights=str(folder))
 
 
-def test_a_folder_that_lacks_a_file_is_refused(folder, tmp_path):
-    for name in STAND_INS[:2]:
-        (tmp_path / f"{name}.safetensors").write_bytes((folder / f"{name}.safetensors").read_bytes())
-    with pytest.raises(ConfigError, match=r"animals.safetensors must be a .safetensors file.*there is no such file"):
+def test_a_table_with_an_ordinary_classifier_takes_the_same_folder(folder):
+    """Nothing but the encoder differs from the table on EfficientNets: all features, and images are not enlarged."""
+    named = plan(RECIPES["fedpcl/table14"], "paper", weights=str(folder)).weights.backbone
+    for name in ("table2", "table11"):
+        own, other = (recipe(f"fedpcl/{name}").cells("paper", given) for given in (named, None))
+        for mine, theirs in zip(own, other, strict=True):
+            if isinstance(mine, Cell):
+                before = theirs.training.data.encoder
+                count = len(before.backbones)
+                assert mine.training.data.encoder == Frozen(named[:count], size=before.size // 2, width=None)
+                data = replace(mine.training.data, encoder=before)
+                assert replace(mine, training=replace(mine.training, data=data)) == theirs
+    assert RECIPES["fedpcl/table2"].cells("smoke") == list(table2("smoke"))
+
+
+def test_cells_whose_backbone_a_folder_lacks_are_left_out(folder, tmp_path, monkeypatch):
+    """The first must be there; all digits count as being there."""
+    with pytest.raises(ConfigError, match=r"drawings.safetensors must be a .safetensors file.*there is no such file"):
         plan(RECIPES["fedpcl/released-table2"], "paper", weights=str(tmp_path))
+    (tmp_path / "drawings.safetensors").write_bytes((folder / "drawings.safetensors").read_bytes())
+    found = plan(RECIPES["fedpcl/table14"], "paper", weights=str(tmp_path))
+    digest = checkpoints.digest(folder / "drawings.safetensors")
+    one, *more = found.weights.backbone
+    assert one.endswith(f"drawings.safetensors#{digest}") and found.weights.digest == digest
+    assert more == [f"resnet18@{tmp_path / name}.safetensors" for name in STAND_INS[1:]]
+    assert needs.missing(Frozen((one,))) == ()
+    gone = tuple(f"backbone {name}.safetensors: there is no such file" for name in STAND_INS[1:])
+    assert needs.missing(Frozen((one, *more))) == gone
+    cells = [c for c in recipe("fedpcl/table14").cells("paper", (one, *more)) if c.row == "2 backbones"]
+    monkeypatch.setattr(needs, "_lacking", lambda record, root: "")
+    assert needs.fitted(cells[0]) == (None, gone[:1])
 
 
 def test_a_domain_that_is_missing_is_left_out_inside_of_wrappers():
@@ -178,3 +208,27 @@ def test_stand_ins_are_trained_on_what_they_are_named_after(tmp_path, monkeypatc
     file = tmp_path / "stand-ins" / "animals.safetensors"
     assert card["digest"] == checkpoints.digest(file) and card["images"] == 33 and card["epochs"] == {"32": 1, "64": 1}
     assert encoders.load(f"resnet18@{file}").module.conv1.weight.shape == (64, 3, 5, 5)
+
+
+def test_drawings_are_quickdraws_where_a_folder_of_them_is_given(tmp_path, monkeypatch):
+    """A kind for every file in the order of names, white on black; a network half as wide that a recipe can read."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    script = importlib.import_module("stand_ins")
+    for name, value in (("bat", 0.2), ("ant", 1.0)):
+        with gzip.open(tmp_path / f"{name}.ndjson.gz", "wt") as out:
+            out.write("".join(json.dumps([value] * 784) + "\n" for _ in range(20)))
+    x, y = script.drawn(tmp_path)
+    assert x.shape == (40, 3, 28, 28) and x[:, 0, 0, 0].tolist() == [255] * 20 + [51] * 20
+    assert y.tolist() == [0] * 20 + [1] * 20
+    assert script.steps(2, 8) == [8, 8] and script.steps(1.25, 8) == [8, 2] and script.steps(0, 8) == []
+    monkeypatch.setattr(script, "BATCH", 4)
+    words = ["drawings", "--quickdraw", str(tmp_path), "--width", "2", "--epochs", "1", "0.5", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["stand_ins.py", *words])
+    monkeypatch.chdir(tmp_path)
+    script.main()
+    card = json.loads((tmp_path / "stand-ins" / "drawings.json").read_text())
+    assert card["trained on"] == "2 kinds of QuickDraw" and card["width"] == 2 and card["images"] == 36
+    encoder = encoders.load(f"resnet18@{tmp_path / 'stand-ins' / 'drawings.safetensors'}").module.eval()
+    assert encoder.conv1.weight.shape == (2, 3, 5, 5) and encoder(torch.zeros(1, 3, 64, 64)).shape == (1, 16)
+    with pytest.raises(SystemExit, match="no .*ndjson.gz is there"):
+        script.drawn(tmp_path / "stand-ins")

@@ -139,15 +139,16 @@ def column(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 
 class _ResNet18(nn.Module):
-    """ResNet-18 without its classifier: 512 features. `kernel` is that of the first layer, 7 or 5 (FedPCL's)."""
+    """ResNet-18 without its classifier: 512 features, or fewer where the first layer is narrower (`width`, usually 64).
+    `kernel` is that of the first layer, 7 or 5 (FedPCL's)."""
 
-    def __init__(self, kernel: int = 7) -> None:
+    def __init__(self, kernel: int = 7, width: int = 64) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, kernel, 2, 3 if kernel == 7 else 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        widths = (64, 64, 128, 256, 512)
-        for i, (inputs, width) in enumerate(zip(widths, widths[1:], strict=False), start=1):
-            stage = nn.Sequential(BasicBlock(inputs, width, 1 if i == 1 else 2), BasicBlock(width, width, 1))
+        self.conv1 = nn.Conv2d(3, width, kernel, 2, 3 if kernel == 7 else 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        widths = (width, width, 2 * width, 4 * width, 8 * width)
+        for i, (inputs, own) in enumerate(zip(widths, widths[1:], strict=False), start=1):
+            stage = nn.Sequential(BasicBlock(inputs, own, 1 if i == 1 else 2), BasicBlock(own, own, 1))
             self.add_module(f"layer{i}", stage)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ def resnet18(file: str | Path) -> nn.Module:
     first = weights.get("conv1.weight")
     if first is None or first.dim() != 4:
         raise ValueError(f"checkpoint '{file}' is none of a ResNet-18: it has no conv1.weight of a convolution")
-    module = _ResNet18(first.shape[-1])
+    module = _ResNet18(first.shape[-1], first.shape[0])
     checkpoints.fill(module, weights, file, head="")
     return module
 

@@ -10,7 +10,7 @@ eighty clients hold a part, from all. With `code="released"` all is as in the pu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -37,7 +37,7 @@ from ..experiment.names import allow
 from ..models.frozen import Frozen, Projection
 from ..ops.noise import Kind
 from .federations import DIGIT5, DOMAINNET, OFFICE10
-from .record import SMOKE_ROUNDS, Named, Scale, Training, method
+from .record import SMOKE_ROUNDS, Cell, Derived, Named, Recipe, Scale, Training, method
 
 OPT, WORK = Adam(lr=1e-3, weight_decay=1e-4), Work(epochs=1, batch=32)
 ROUNDS, LONGER = 50, {"fedavg": 200, "local": 100}
@@ -186,7 +186,8 @@ class FrozenFederation:
     code: Literal["paper", "released"] = "paper"
     """`released`: bits, classifier, pixels, and how images are dealt and tested on, all as in the published code."""
     weights: tuple[str, ...] = ()
-    """ResNet-18s by name (models/encoders.py) that stand in for the paper's; empty: `BACKBONES`."""
+    """ResNet-18s by name (models/encoders.py) that stand in for the paper's, on images of the pixels that are read;
+    empty: `BACKBONES`, on enlarged ones."""
 
     def training(self, trained: Named, scale: Scale, **fields: Any) -> Training:
         """One training of this setting, on features that are computed once."""
@@ -230,7 +231,8 @@ class FrozenFederation:
         if scale == "smoke":
             return kind(tuple(_stub(b) for b in self.backbones))
         names, width = (self.weights, None) if self.weights else (BACKBONES, 512)
-        return kind(tuple(names[b] for b in self.backbones), size=SIDE if released else SIDES[self.data], width=width)
+        size = SIDE if released else (PIXELS if self.weights else SIDES)[self.data]
+        return kind(tuple(names[b] for b in self.backbones), size=size, width=width)
 
     def _share(self, scale: Scale) -> float:
         """Of how much of the images clients hold a part."""
@@ -292,6 +294,24 @@ class TableVersion:
 
 ORDINARY = TableVersion(FrozenFederation(), ROWS, BESIDE)
 """The paper's equations, and an ordinary classifier."""
+TAKING = frozenset(f"fedpcl/table{n}" for n in (2, 3, 5, 6, 11, 12, 13, 14, 15))
+"""Tables that a user's ResNet-18s may replace the EfficientNets of."""
+WEIGHTS_NOTE = (
+    f"weights=FOLDER brings {', '.join(STAND_INS)} (NAME.safetensors, of benchmarks/stand_ins.py) in place of the "
+    "paper's ResNet-18s, on images that are not enlarged; without it EfficientNet-Lites stand in."
+)
+
+
+def taking(recipe: Recipe) -> Recipe:
+    """A table whose backbones a user may bring, as `STAND_INS` are named."""
+    if recipe.name not in TAKING:
+        return recipe
+
+    def make(scale: Scale, backbones: tuple[str, ...] = ()) -> Iterator[Cell | Derived]:
+        version = replace(ORDINARY, setting=replace(ORDINARY.setting, weights=backbones))
+        yield from recipe.make(scale, version)
+
+    return replace(recipe, make=make, notes=(*recipe.notes, WEIGHTS_NOTE), starts=True, takes=STAND_INS)
 
 
 def released(weights: tuple[str, ...] = ()) -> TableVersion:

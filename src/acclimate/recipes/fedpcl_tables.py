@@ -28,6 +28,7 @@ from .fedpcl import (
     FrozenFederation,
     Shift,
     TableVersion,
+    taking,
 )
 from .record import SMOKE_ROUNDS, Cell, Derived, Named, Recipe, Scale, Training, key
 
@@ -336,7 +337,7 @@ RECIPES: tuple[Recipe, ...] = (
         ("Numbers of ours alone: the paper has no such table.", STAND_IN),
     ),
 )
-RECIPES = tuple(replace(recipe, pace=0.1) for recipe in RECIPES)  # features are computed once
+RECIPES = tuple(taking(replace(recipe, pace=0.1)) for recipe in RECIPES)  # features are computed once
 OMITTED = {
     "fedpcl/table7": "the layers of the projection, no number; `acclimate show projection` has them",
     "fedpcl/table8": "sizes of the federation under feature shift: settings, not results",

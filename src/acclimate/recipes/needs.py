@@ -1,4 +1,4 @@
-"""What a recipe needs that is not part of acclimate: files of data sets, and packages with backbones.
+"""What a recipe needs that is not part of acclimate: files of data sets, packages with backbones, and their files.
 
 Where a part of a data set is missing - one of several domains, the naturally shifted set of a mixture - the recipe runs
 without it and says so; where the set as a whole is missing, its cells are left out.
@@ -40,7 +40,7 @@ def missing(value: Any, have: Have = None) -> tuple[str, ...]:
             phrase = _lacking(record, record.folder()) if have is None else _unnamed(record, have)
             out += [phrase] if phrase else []
         if have is None and isinstance(record, Frozen | Pretrained):
-            out += _packages(record)
+            out += _backbones(record)
     return tuple(dict.fromkeys(out))
 
 
@@ -112,6 +112,8 @@ def _without(data: Dataset, have: Have) -> tuple[Dataset | None, tuple[str, ...]
     if not lacks or not isinstance(inner, Domains) or len(lacks) > 1:
         return (None if lacks else data), lacks
     gone = tuple(d for d in inner.domains if missing(replace(inner, domains=(d,)), have))
+    if not gone:
+        return None, lacks  # it is a backbone that is not there
     there = tuple(d for d in inner.domains if d not in gone)
     if len(there) < 2 or set(data.held_out) & set(gone):
         return None, lacks
@@ -149,13 +151,15 @@ def _domains(data: Dataset) -> set[str]:
     return {d for r in records(data) if isinstance(r, Dataset) for d in getattr(r, "domains", ())}
 
 
-def _packages(record: Frozen | Pretrained) -> list[str]:
-    """Packages of named backbones that are not installed."""
+def _backbones(record: Frozen | Pretrained) -> list[str]:
+    """Packages of named backbones that are not installed, and files of others that are not there."""
     backbones = record.backbones if isinstance(record, Frozen) else (record.backbone,)
     named = [b for b in backbones if isinstance(b, str)]
     starts = [start for start in PACKAGES if any(b.startswith(start) for b in named)]
     gone = [PACKAGES[start] for start in starts if find_spec(PACKAGES[start][0]) is None]
-    return [f"backbones of {package}: {hint}" for package, hint in gone]
+    files = [Path(b.partition("@")[2].partition("#")[0]) for b in named if "@" in b]
+    lacking = [f"backbone {file.name}: there is no such file" for file in files if not file.expanduser().exists()]
+    return [f"backbones of {package}: {hint}" for package, hint in gone] + lacking
 
 
 def _short(error: Exception, record: FileDataset) -> str:

@@ -1,6 +1,7 @@
 """`weights=FILE`: a ResNet with its weights, that a recipe starts from instead of the backbone which it brings.
 
-Recipes with several backbones (`Recipe.takes`) read one file for each from a folder: `weights=FOLDER`.
+Recipes with several backbones (`Recipe.takes`) read one file for each from a folder: `weights=FOLDER`. The first must
+be there; cells that need one which is not are left out.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Weights:
 
     @property
     def name(self) -> str:
-        """`resnet18@FILE#DIGEST`."""
-        return f"{self.network}@{self.file}#{self.digest}"
+        """`resnet18@FILE#DIGEST`; without the digest where there is no such file."""
+        return f"{self.network}@{self.file}" + (f"#{self.digest}" if self.digest else "")
 
 
 def weights_of(file: str, recipe: Recipe, scale: str) -> Weights:
@@ -50,8 +51,10 @@ def weights_of(file: str, recipe: Recipe, scale: str) -> Weights:
     if not Path(file).expanduser().is_dir():
         names = ", ".join(f"{name}.safetensors" for name in recipe.takes)
         raise ConfigError(f"weights={file} must be a folder with {names}, which {recipe.name} takes")
-    parts = tuple(_checked((Path(file) / f"{name}.safetensors").as_posix()) for name in recipe.takes)
-    networks, contents = dict.fromkeys(p.network for p in parts), (p.digest for p in parts)
+    first, *more = [(Path(file) / f"{name}.safetensors").as_posix() for name in recipe.takes]
+    there = {f: _checked(f) for f in (first, *(m for m in more if Path(m).expanduser().exists()))}
+    networks, contents = dict.fromkeys(p.network for p in there.values()), (p.digest for p in there.values())
+    parts = tuple(there.get(f, Weights(f, there[first].network, "")) for f in (first, *more))
     return Weights(file, "-".join(networks), "-".join(contents), parts)
 
 
