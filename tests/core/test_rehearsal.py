@@ -161,8 +161,10 @@ class Cached(Kernel):
         vars(self.done[-1])["_key"] = purpose
         return SimpleNamespace(future=self.done[-1])
 
+    types: Any = None
+
     def launch(self, key: str) -> None:
-        about = json.dumps({"signature": {"x": "*fp32", "n": key[0]}, "of": self.name, "key": key})
+        about = json.dumps({"signature": self.types or {"x": "*fp32", "n": key[0]}, "of": self.name, "key": key})
         told = {"compile": {"specialization_data": about}, "fn": SimpleNamespace(jit_function=self)}
         assert self.triton.knobs.runtime.jit_cache_hook(key=key, **told)
 
@@ -218,6 +220,18 @@ def test_kernels_and_launchers_that_are_not_in_the_cache_are_made_by_children(ca
     assert cached.heard == [True] * 3 and all(future.done() for future in late.done)  # loaded from the cache
     assert not (cached.folder / "heard by a child").exists()
     assert rehearsal.rehearse(lambda: [late.launch(key) for key in ("a1", "a2")]) == 0
+
+
+@needs_children
+def test_children_make_one_launcher_for_kernels_that_are_launched_alike(cached: Any) -> None:
+    """Its C code holds no types of what is pointed at, and no sizes of blocks."""
+    kinds = [("*fp32", "tensordesc<fp32[32, 2]>"), ("*bf16", "tensordesc<fp32[64, 1]>"), ("*u8", "tensordesc<fp32[8]>")]
+    some = [rehearsal.late(Cached(cached, f"late {number}")) for number in range(4)]
+    for kernel, (x, n) in zip(some, [*kinds, ("i64", kinds[0][1])], strict=True):
+        kernel.types = {"x": x, "n": n}
+    assert rehearsal.rehearse(lambda: [kernel.launch("a") for kernel in some]) == 4
+    assert sorted(cached.by(LAUNCHERS)) == [False] * 3 + [True] * 4
+    assert cached.by("launcher [*]bf16*") == [False, True]  # the shortest, which comes last
 
 
 @needs_children
@@ -297,6 +311,10 @@ def test_longer_kernels_come_first(cached: Any, monkeypatch: pytest.MonkeyPatch)
         kernel.preload = lambda purpose: order.append(json.loads(purpose)["of"])
     rehearsal.rehearse(lambda: [kernel.launch("a") for kernel in some])
     assert order == ["longest", "longer", "short"]
+    order.clear()
+    some[0].types = {"x": ["*fp32"] * 2, "n": "i32"}  # twice "short" is longer than any of the others
+    rehearsal.rehearse(lambda: [kernel.launch("b") for kernel in some])
+    assert order == ["short", "longest", "longer"]
 
 
 def test_only_kernels_that_were_not_in_the_cache_count(triton: Any) -> None:

@@ -177,15 +177,14 @@ def _compile(noted: Noted) -> int:
     waiting, launchers, compiled = _Waiting(), _Launchers(), 0
     for thread in _naming:
         thread.join()
-    makers: dict[str, Future[Any]] = {}  # of kernels with the same types the shortest has their launcher made
+    makers: dict[str, Future[Any]] = {}  # of kernels that are launched alike the shortest has their launcher made
     with ThreadPoolExecutor(forked.cores()) as threads, triton.AsyncCompileMode(waiting, ignore_errors=True):
         try:
             for kernel, purpose in sorted(noted.values(), key=_length, reverse=True):
                 with _tolerant():
                     future = kernel.preload(purpose).future
                     future.add_done_callback(launchers.add)
-                    types = json.loads(purpose)["signature"].values()
-                    makers[str(list(types))] = future
+                    makers[str([_passed(kind) for kind in _types(purpose)])] = future
             with _tolerant():
                 compiled = _in_children(waiting.tasks, set(makers.values()))
         finally:
@@ -194,8 +193,25 @@ def _compile(noted: Noted) -> int:
 
 
 def _length(which: tuple[Any, str]) -> int:
-    """How long a kernel's source is: those that take longest to compile come first."""
-    return len(getattr(which[0], "src", ""))
+    """How long a kernel's source is, unrolled for all tensors of a tuple: those that take longest to compile come
+    first."""
+    tuples = (len(kind) for kind in _types(which[1]) if isinstance(kind, list))
+    return len(getattr(which[0], "src", "")) * max(tuples, default=1)
+
+
+def _types(purpose: str) -> list[Any]:
+    """The types of a kernel's arguments; none where this Triton tells them otherwise."""
+    try:
+        return list(json.loads(purpose)["signature"].values())
+    except (ValueError, LookupError):
+        return []
+
+
+def _passed(kind: Any) -> Any:
+    """What a launcher knows of an argument's type: all pointers are alike to it, and so are blocks of any size."""
+    if isinstance(kind, list):
+        return [_passed(each) for each in kind]
+    return "*" if kind.startswith("*") else kind.count(",") if kind.startswith("tensordesc") else kind
 
 
 def _in_children(tasks: list[tuple[Future[Any], Callable[[], Any]]], makers: set[Future[Any]]) -> int:
