@@ -83,3 +83,28 @@ def test_children_compile_into_tritons_cache_and_ask_no_device(tmp_path):
     first, there, again, files, cubins = json.loads(done.stdout.splitlines()[-1])
     assert (first, again, cubins, there) == (3, 0, 3, ["CompiledKernel"])
     assert files == ["asked by parent", "launcher by child", "launcher by parent"]
+
+
+HASTY = """
+import subprocess, tempfile
+from pathlib import Path
+import triton
+from acclimate.core.nn import rehearsal
+from triton.runtime import build
+
+told = []
+subprocess.check_call = lambda command, **_: told.append([part for part in command if part.startswith("-O")])
+with tempfile.TemporaryDirectory() as folder:
+    for around in (rehearsal._hasty(), rehearsal._tolerant()):
+        with around:
+            build._build("some", f"{folder}/some.c", folder, [], [], [], [])
+print(told)
+"""
+
+
+@needs_triton
+def test_tritons_own_c_code_is_compiled_in_haste():
+    """Where its compiler takes flags, as that of Triton 3.6 does, the last of them says how much is optimised."""
+    done = run("-c", HASTY, limit=280, CC="cc")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str([["-O3", "-O0"], ["-O3"]])

@@ -235,6 +235,30 @@ def test_children_make_one_launcher_for_kernels_that_are_launched_alike(cached: 
 
 
 @needs_children
+def test_children_have_launchers_made_without_optimising(cached: Any, tmp_path: Path) -> None:
+    """In this process C code is compiled as before: by a Triton whose compiler takes flags, and by any other."""
+    told: list[Any] = []
+
+    def build(name: str, libraries: list[str], ccflags: list[str]) -> None:
+        told.append(ccflags)
+        (tmp_path / f"built {name} {' '.join(ccflags)}").write_text(str(os.getpid()))
+
+    def launcher(src: Any, metadata: Any) -> None:
+        store._build(src.signature["n"], [], ["-g"])
+
+    store = SimpleNamespace(_build=build)
+    cached.runtime.build, cached.runtime.driver.active.launcher_cls = store, launcher
+    late = rehearsal.late(Cached(cached, "late"))
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in ("a1", "b1")]) == 2
+    assert cached.by("built * -g -O0") == [False] * 2 and cached.by("built * -g") == [True] * 2
+    assert told == [["-g"]] * 2 and store._build is build
+    for other in (SimpleNamespace(), SimpleNamespace(_build=lambda name, libraries: libraries)):
+        cached.runtime.build = other
+        with rehearsal._hasty():
+            assert not vars(other) or other._build("a", ["b"]) == ["b"]
+
+
+@needs_children
 def test_children_compile_neither_what_is_there_nor_one_kernel_alone(cached: Any) -> None:
     late = rehearsal.late(Cached(cached, "late"))
     assert rehearsal.rehearse(lambda: late.launch("a1")) == 1 and cached.by(KERNELS) == [True]
