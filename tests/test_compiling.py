@@ -108,3 +108,23 @@ def test_tritons_own_c_code_is_compiled_in_haste():
     done = run("-c", HASTY, limit=280, CC="cc")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str([["-O3", "-O0"], ["-O3"]])
+
+
+ANY_NUMBER = """
+import pretend, torch
+from acclimate.core.nn import kernels, soundness
+
+with pretend.pretended() as noted:
+    for number in (1, 7, 32):
+        kernels.mix(torch.empty(number, dtype=torch.int64, device="meta"), 11, 13, (3,))
+        soundness._found([torch.empty(number, 40, device="meta")])
+print(sorted(launch.kernel.__name__ for launch in noted.values()))
+"""
+
+
+@needs_triton
+def test_kernels_for_any_number_of_keys_and_clients_are_compiled_once():
+    """Not anew where there is one of them, or a multiple of 16."""
+    done = run("-c", ANY_NUMBER, limit=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(["_mix", "_unsound"])
