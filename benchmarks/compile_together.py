@@ -3,8 +3,11 @@
 What a workload's rehearsals leave out is noted on a GPU that is not there (`pretend.py`), and compiled for sm_90 as a
 rehearsal does, each time into an empty cache and then again, with the C code of the launchers where this Triton has
 any. Prints seconds of the clock and of the processor. Other programs disturb the former: look at the load beside it.
+`modelled` does not look at the clock: one child after the other takes a task, and the processor seconds of all tell
+when the last of them would end on so many cores, each of which takes the next task when it is done with one.
 
     python benchmarks/compile_together.py [--only recording] [--ways children threads alone] [--out figures.json]
+    python benchmarks/compile_together.py --ways modelled --cores 16
 
 Needs Triton and a C compiler, and no GPU. `taskset -c 0-3` gives it fewer cores.
 """
@@ -13,12 +16,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import heapq
 import json
 import os
-import subprocess
-import sysconfig
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ import triton
 from compile_kernels import cpu_seconds, noted_for, works
 from harness import Record, environment
 from triton.backends.nvidia import driver
+from triton.runtime import build
 
 from acclimate import store
 from acclimate.core.nn import forked, rehearsal
@@ -38,7 +42,7 @@ WAYS = ("children", "threads", "alone")
 
 
 class Launcher:
-    """A launcher as Triton 3.6 makes it, up to what a linker does with a GPU's library."""
+    """A launcher as Triton 3.6 makes it, without a GPU's library."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
         if not hasattr(driver, "make_launcher"):
@@ -49,10 +53,8 @@ class Launcher:
             return
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "launcher.c").write_text(code)
-            places = [f"-I{path}" for path in (*driver.include_dirs, sysconfig.get_paths()["include"])]
-            command = ["cc", "launcher.c", "-O3", "-fPIC", "-Wno-psabi", "-c", "-o", "launcher.o", *places]
-            subprocess.run(command, cwd=folder, check=True, capture_output=True)
-            store.write(place.with_suffix(".o"), (Path(folder) / "launcher.o").read_bytes())
+            made = build._build("launcher", f"{folder}/launcher.c", folder, [], driver.include_dirs, [], [])
+            store.write(place.with_suffix(".o"), Path(made).read_bytes())
 
 
 def compiled(noted: rehearsal.Noted, way: str) -> Record:
@@ -74,6 +76,34 @@ def compiled(noted: rehearsal.Noted, way: str) -> Record:
     return {"way": way, **took, **counts, "wall_with_full_cache": again["wall"], "load_before": busy}
 
 
+def modelled(noted: rehearsal.Noted, cores: int) -> Record:
+    """Processor seconds of what children do, and when the last of so many would be done."""
+    took: list[float] = []
+    spread = forked.spread
+
+    def one_by_one(tasks: Sequence[Callable[[], Any]], most: int) -> int:
+        went_well = 0
+        for task in tasks:
+            began = cpu_seconds()
+            went_well += spread([task], 1)
+            took.append(cpu_seconds() - began)
+        return went_well
+
+    with mock.patch.object(forked, "spread", one_by_one):
+        found = compiled(noted, "children")
+    told = {"cores": cores, "children_cpu": sum(took), "longest": max(took), "makespan": makespan(took, cores)}
+    kept = {name: found[name] for name in ("kernels", "launchers", "by_children")}
+    return {"way": "modelled", **told, "bound": max(sum(took) / cores, max(took)), **kept}
+
+
+def makespan(seconds: Iterable[float], cores: int) -> float:
+    """When the last of these tasks ends, each of which goes to the core that is free first."""
+    free = [0.0] * cores
+    for each in seconds:
+        heapq.heapreplace(free, free[0] + each)
+    return max(free)
+
+
 def _timed(noted: rehearsal.Noted) -> tuple[Record, int]:
     """Seconds until kernels are there that this process has not met, and how many of them children compiled."""
     for kernel, _ in noted.values():
@@ -87,7 +117,8 @@ def main() -> None:
     """Note, compile each way, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="recording", choices=tuple(works()), metavar="NAME", help=", ".join(works()))
-    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=(*WAYS, "modelled"))
+    parser.add_argument("--cores", type=int, default=16, help="cores that `modelled` is for")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     given = parser.parse_args()
     launches = noted_for([given.only])[given.only].items()
@@ -95,7 +126,7 @@ def main() -> None:
     triton.runtime.cache.triton_key()  # once in a process, whatever is compiled
     found = []
     for way in given.ways:
-        found.append(compiled(noted, way))
+        found.append(modelled(noted, given.cores) if way == "modelled" else compiled(noted, way))
         print(
             ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in found[-1].items()), flush=True
         )

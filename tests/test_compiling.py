@@ -83,3 +83,80 @@ def test_children_compile_into_tritons_cache_and_ask_no_device(tmp_path):
     first, there, again, files, cubins = json.loads(done.stdout.splitlines()[-1])
     assert (first, again, cubins, there) == (3, 0, 3, ["CompiledKernel"])
     assert files == ["asked by parent", "launcher by child", "launcher by parent"]
+
+
+HASTY = """
+import subprocess, tempfile
+from pathlib import Path
+import triton
+from acclimate.core.nn import rehearsal
+from triton.runtime import build
+
+told = []
+subprocess.check_call = lambda command, **_: told.append([part for part in command if part.startswith("-O")])
+with tempfile.TemporaryDirectory() as folder:
+    for around in (rehearsal._hasty(), rehearsal._tolerant()):
+        with around:
+            build._build("some", f"{folder}/some.c", folder, [], [], [], [])
+print(told)
+"""
+
+
+@needs_triton
+def test_tritons_own_c_code_is_compiled_in_haste():
+    """Where its compiler takes flags, as that of Triton 3.6 does, the last of them says how much is optimised."""
+    done = run("-c", HASTY, limit=280, CC="cc")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str([["-O3", "-O0"], ["-O3"]])
+
+
+ANY_NUMBER = """
+import pretend, torch
+from acclimate.core.nn import kernels, soundness
+
+with pretend.pretended() as noted:
+    for number in (1, 7, 32):
+        kernels.mix(torch.empty(number, dtype=torch.int64, device="meta"), 11, 13, (3,))
+        soundness._found([torch.empty(number, 40, device="meta")])
+print(sorted(launch.kernel.__name__ for launch in noted.values()))
+"""
+
+
+@needs_triton
+def test_kernels_for_any_number_of_keys_and_clients_are_compiled_once():
+    """Not anew where there is one of them, or a multiple of 16."""
+    done = run("-c", ANY_NUMBER, limit=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(["_mix", "_unsound"])
+
+
+DRIVER = """
+from threading import Event
+import torch, triton
+from triton.backends.nvidia import driver
+from acclimate.core.nn import rehearsal
+
+go = Event()
+
+class Utils:
+    def __init__(self):
+        assert go.wait(60)
+        self.load_binary = "loads"
+
+driver.CudaUtils = Utils
+torch.cuda.is_available, torch.cuda.current_device = lambda: True, lambda: 0
+torch.cuda.get_device_capability = lambda *_: (9, 0)
+rehearsal.prepare()
+first = triton.runtime.driver.active
+print(type(first) is driver.CudaDriver, first.get_current_device(), first.get_current_target().arch)
+go.set()
+print(first.utils.load_binary, first.launcher_cls is driver.CudaLauncher)
+print(type(triton.runtime.driver.active) is driver.CudaDriver)
+"""
+
+
+@needs_triton
+def test_tritons_own_driver_knows_its_device_before_its_c_code_is_compiled():
+    done = run("-c", DRIVER, limit=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-3:] == ["False 0 90", "loads True", "True"]

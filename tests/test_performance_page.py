@@ -146,6 +146,9 @@ def test_what_a_user_should_know_was_measured():
     ]
     said += [f"replayed takes {cached['replayed']:.2f} s", f"takes {cached['second_engine']:.2f} s at once"]
     said += [f"a first round of {figures('recording-h200-threads')['seconds']['first']:.1f} s, when threads"]
+    before, now = (figures(f"compile-modelled{n}")["ways"][0] for n in ("-before", ""))
+    said += [f"took {before['children_cpu']:.1f} s of a processor and now takes {now['children_cpu']:.1f} s"]
+    said += [f"done after {now['makespan']:.1f} s instead of {before['makespan']:.1f} s"]
     assert missing(*said) == []
 
 

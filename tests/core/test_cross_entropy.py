@@ -1,5 +1,8 @@
 """Cross-entropy by its written gradient, against torch's own: values, gradients of two orders, maps within maps."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,6 +39,40 @@ def test_values_and_gradients_of_two_orders_under_maps() -> None:
     tensors = drawn(5, 4, torch.float64)
     for found, true in zip(of_two_orders(ours, *tensors), of_two_orders(F.cross_entropy, *tensors), strict=True):
         torch.testing.assert_close(found, true, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_torchs_function_consists_of_gives_its_numbers_to_the_bit(dtype: torch.dtype) -> None:
+    """Also where samples are left out, and where labels or logits are not of its usual kind."""
+    for batch, classes in ((32, 10), (7, 62), (1, 2)):
+        logits, y, way = drawn(batch, classes, dtype)
+        y[..., 1:2] = cross_entropy.LEFT_OUT
+        found, true = (of_two_orders(f, 10 * logits, y, way) for f in (cross_entropy._plain, F.cross_entropy))
+        assert all(map(torch.equal, found, true))
+    for x, labels in (
+        (logits[0], logits[0].softmax(-1)),
+        (logits[0].mT.unsqueeze(1), y[0].unsqueeze(1)),
+        (logits[0, :, 0], y[0, :, 0]),
+    ):
+        assert torch.equal(vmap(cross_entropy._plain)(x, labels), vmap(F.cross_entropy)(x, labels))
+    with pytest.raises(ValueError, match="batch_size"):
+        vmap(cross_entropy._plain)(logits[0].expand(3, 2, classes), y[0])
+
+
+FIRST = """
+import sys, torch
+from torch.func import vmap
+from acclimate.core.gradient import grad
+from acclimate.core.nn.cross_entropy import cross_entropy
+
+vmap(grad(cross_entropy))(torch.zeros(3, 2, 4), torch.zeros(3, 2, dtype=torch.int64))
+assert "torch.fx.experimental.symbolic_shapes" not in sys.modules
+"""
+
+
+def test_a_step_of_many_clients_imports_none_of_what_torch_compiles_with() -> None:
+    """That takes longer than the first round of a small network."""
+    subprocess.run([sys.executable, "-c", FIRST], check=True, timeout=250)
 
 
 @pytest.mark.skipif(not KERNELS, reason="needs Triton, and a GPU or TRITON_INTERPRET=1")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from acclimate.core.nn import conv, fastest, forked, implicit, kernels, rehearsal, trials
+from acclimate.core.nn import beforehand, conv, fastest, forked, implicit, kernels, rehearsal, trials
 
 FOLDER = Path(rehearsal.__file__).parent
 on_a_gpu = pytest.mark.skipif(
@@ -161,8 +161,10 @@ class Cached(Kernel):
         vars(self.done[-1])["_key"] = purpose
         return SimpleNamespace(future=self.done[-1])
 
+    types: Any = None
+
     def launch(self, key: str) -> None:
-        about = json.dumps({"signature": {"x": "*fp32", "n": key[0]}, "of": self.name, "key": key})
+        about = json.dumps({"signature": self.types or {"x": "*fp32", "n": key[0]}, "of": self.name, "key": key})
         told = {"compile": {"specialization_data": about}, "fn": SimpleNamespace(jit_function=self)}
         assert self.triton.knobs.runtime.jit_cache_hook(key=key, **told)
 
@@ -221,6 +223,42 @@ def test_kernels_and_launchers_that_are_not_in_the_cache_are_made_by_children(ca
 
 
 @needs_children
+def test_children_make_one_launcher_for_kernels_that_are_launched_alike(cached: Any) -> None:
+    """Its C code holds no types of what is pointed at, and no sizes of blocks."""
+    kinds = [("*fp32", "tensordesc<fp32[32, 2]>"), ("*bf16", "tensordesc<fp32[64, 1]>"), ("*u8", "tensordesc<fp32[8]>")]
+    some = [rehearsal.late(Cached(cached, f"late {number}")) for number in range(4)]
+    for kernel, (x, n) in zip(some, [*kinds, ("i64", kinds[0][1])], strict=True):
+        kernel.types = {"x": x, "n": n}
+    assert rehearsal.rehearse(lambda: [kernel.launch("a") for kernel in some]) == 4
+    assert sorted(cached.by(LAUNCHERS)) == [False] * 3 + [True] * 4
+    assert cached.by("launcher [*]bf16*") == [False, True]  # the shortest, which comes last
+
+
+@needs_children
+def test_children_have_launchers_made_without_optimising(cached: Any, tmp_path: Path) -> None:
+    """In this process C code is compiled as before: by a Triton whose compiler takes flags, and by any other."""
+    told: list[Any] = []
+
+    def build(name: str, libraries: list[str], ccflags: list[str]) -> None:
+        told.append(ccflags)
+        (tmp_path / f"built {name} {' '.join(ccflags)}").write_text(str(os.getpid()))
+
+    def launcher(src: Any, metadata: Any) -> None:
+        store._build(src.signature["n"], [], ["-g"])
+
+    store = SimpleNamespace(_build=build)
+    cached.runtime.build, cached.runtime.driver.active.launcher_cls = store, launcher
+    late = rehearsal.late(Cached(cached, "late"))
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in ("a1", "b1")]) == 2
+    assert cached.by("built * -g -O0") == [False] * 2 and cached.by("built * -g") == [True] * 2
+    assert told == [["-g"]] * 2 and store._build is build
+    for other in (SimpleNamespace(), SimpleNamespace(_build=lambda name, libraries: libraries)):
+        cached.runtime.build = other
+        with rehearsal._hasty():
+            assert not vars(other) or other._build("a", ["b"]) == ["b"]
+
+
+@needs_children
 def test_children_compile_neither_what_is_there_nor_one_kernel_alone(cached: Any) -> None:
     late = rehearsal.late(Cached(cached, "late"))
     assert rehearsal.rehearse(lambda: late.launch("a1")) == 1 and cached.by(KERNELS) == [True]
@@ -265,7 +303,7 @@ def test_triton_names_itself_once_in_a_thread_before_anything_is_compiled(cached
         order.append("named")
         raise OSError("what goes wrong is found again when it is needed")
 
-    monkeypatch.setattr(rehearsal, "_naming", [])
+    monkeypatch.setattr(beforehand, "_threads", [])
     monkeypatch.setattr(forked, "possible", lambda: False)
     cached.runtime.cache.triton_key = name
     rehearsal.prepare()
@@ -283,9 +321,70 @@ def test_triton_names_itself_once_in_a_thread_before_anything_is_compiled(cached
     assert order == ["named", "compiled"]
     for other in (None, SimpleNamespace(), SimpleNamespace(runtime=SimpleNamespace(cache=SimpleNamespace()))):
         monkeypatch.setattr(rehearsal, "triton", other)
-        monkeypatch.setattr(rehearsal, "_naming", [])
+        monkeypatch.setattr(beforehand, "_threads", [])
         rehearsal.prepare()
-        assert not rehearsal._naming
+        assert not beforehand._threads
+
+
+class Drivers:
+    """Triton's drivers: the one in use, and the one that is made where none is."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind, self._active = kind, None
+
+    @property
+    def default(self) -> Any:
+        return self.kind()
+
+    @property
+    def active(self) -> Any:
+        self._active = self._active or self.default
+        return self._active
+
+    def set_active(self, driver: Any) -> None:
+        self._active = driver
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_driver_is_made_in_a_thread_and_devices_are_known_meanwhile(
+    triton: Any, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    """Its C code takes as long to compile as a rehearsal does, which needs none of it."""
+    go, here = Event(), current_thread()
+
+    class Known:
+        def __init__(self) -> None:
+            self.device = 3
+
+    class Driver(Known):
+        is_active = staticmethod(lambda: True)
+
+        def __init__(self) -> None:
+            assert go.wait(60)
+            if broken:
+                raise OSError("no C compiler")
+            self.compiled = current_thread()
+            super().__init__()
+
+    other = SimpleNamespace(is_active=lambda: False)
+    drivers = Drivers(Driver)
+    triton.runtime = SimpleNamespace(driver=drivers, cache=SimpleNamespace(triton_key=lambda: "name"))
+    triton.backends = SimpleNamespace(backends={k: SimpleNamespace(driver=d) for k, d in (("a", Driver), ("b", other))})
+    monkeypatch.setattr(beforehand, "_threads", [])
+    rehearsal.prepare()
+    first = drivers.active
+    assert isinstance(first, Driver) and first.device == 3 and not go.is_set()
+    go.set()
+    if broken:
+        with pytest.raises(OSError, match="no C compiler"):
+            _ = first.compiled
+        return
+    assert first.compiled is not here  # it waited
+    assert drivers.active is not first and type(drivers.active) is Driver and drivers.active.device == 3
+    made = drivers.active
+    monkeypatch.setattr(beforehand, "_threads", [])
+    rehearsal.prepare()
+    assert drivers.active is made and len(beforehand._threads) == 1  # whoever had one keeps it
 
 
 def test_longer_kernels_come_first(cached: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +396,10 @@ def test_longer_kernels_come_first(cached: Any, monkeypatch: pytest.MonkeyPatch)
         kernel.preload = lambda purpose: order.append(json.loads(purpose)["of"])
     rehearsal.rehearse(lambda: [kernel.launch("a") for kernel in some])
     assert order == ["longest", "longer", "short"]
+    order.clear()
+    some[0].types = {"x": ["*fp32"] * 2, "n": "i32"}  # twice "short" is longer than any of the others
+    rehearsal.rehearse(lambda: [kernel.launch("b") for kernel in some])
+    assert order == ["short", "longest", "longer"]
 
 
 def test_only_kernels_that_were_not_in_the_cache_count(triton: Any) -> None:

@@ -2,7 +2,8 @@
 
 Under `vmap` torch takes its own function apart, and asks of every label several times whether it is to be left out. On
 a GPU these are two dozen kernels for a few numbers, which counts in a small network's step. Here labels are classes,
-all of them count, and the gradient is written down; a kernel computes each. Elsewhere torch's own function is used.
+all of them count, and the gradient is written down; a kernel computes each. Elsewhere torch's own function is used, or
+under `vmap` what it consists of.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -25,6 +26,8 @@ if AVAILABLE:
 
 TILE = 4096
 """Logits that a program holds at a time; there is no kernel for more classes."""
+LEFT_OUT = -100
+"""The class of samples that torch leaves out."""
 
 
 @late
@@ -62,9 +65,19 @@ def cross_entropy(logits: Tensor, y: Tensor, kind: torch.dtype | None = None) ->
     that logits are read in, and that the mean has."""
     kind = kind or logits.dtype
     if not ((logits.is_cuda or kernels.INTERPRETED) and is_batched(logits) and logits.dim() == 2):
-        return F.cross_entropy(logits.to(kind), y)
+        return _plain(logits.to(kind), y)
     loss: Tensor = _CrossEntropy.apply(logits.unsqueeze(0), y.unsqueeze(0), kind).squeeze(0)
     return loss
+
+
+def _plain(logits: Tensor, y: Tensor) -> Tensor:
+    """torch's own function. Under `vmap` torch would import what it compiles with to take it apart, which takes longer
+    than a small network's round: here are the same operations."""
+    if not (is_batched(logits) and logits.dim() == 2 and y.shape == logits.shape[:1]) or y.is_floating_point():
+        return F.cross_entropy(logits, y)
+    counts = y != LEFT_OUT
+    found = logits.log_softmax(1).gather(1, torch.where(counts, y, 0).unsqueeze(1)).squeeze(1)
+    return torch.where(counts, -found, 0).sum() / counts.sum().to(found)
 
 
 class _CrossEntropy(torch.autograd.Function):

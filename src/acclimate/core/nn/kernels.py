@@ -245,7 +245,7 @@ def _pick(x, which, y, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
 
 
 @late
-@jit(do_not_specialize=["a", "b", "c", "d"])
+@jit(do_not_specialize=["total", "a", "b", "c", "d"])
 def _mix(
     x, y, total, a: tl.uint64, b: tl.uint64, c: tl.uint64, d: tl.uint64,
     M1: tl.constexpr, M2: tl.constexpr, FOLDS: tl.constexpr, BLOCK: tl.constexpr,

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from threading import Lock, Thread
+from inspect import signature
+from threading import Lock
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from . import forked
+from . import beforehand, forked
 
 try:
     import triton
@@ -39,8 +40,6 @@ Noted: TypeAlias = dict[Any, tuple[Any, str]]
 
 _late: set[int] = set()
 _running: list[set[Any]] = []
-_naming: list[Thread] = []
-"""The thread that reads Triton's own code, once in a process."""
 
 
 def late(kernel: K) -> K:
@@ -56,16 +55,9 @@ def possible() -> bool:
 
 
 def prepare() -> None:
-    """Have Triton name itself, in a thread: it reads all of its own code before it compiles or loads anything."""
-    name = getattr(getattr(getattr(triton, "runtime", None), "cache", None), "triton_key", None)
-    if possible() and name is not None and not _naming:
-        _naming.append(Thread(target=_named, args=(name,), daemon=True))
-        _naming[0].start()
-
-
-def _named(name: Callable[[], Any]) -> None:
-    with _tolerant():
-        name()
+    """Have threads do what Triton does before it compiles or launches anything."""
+    if possible():
+        beforehand.begin(triton)
 
 
 def running() -> bool:
@@ -175,17 +167,15 @@ def _compile(noted: Noted) -> int:
     """Compile these side by side; how many child processes did. Threads of this process do the rest, and load what is
     in Triton's cache. Those that do not compile will say so when they are launched."""
     waiting, launchers, compiled = _Waiting(), _Launchers(), 0
-    for thread in _naming:
-        thread.join()
-    makers: dict[str, Future[Any]] = {}  # of kernels with the same types the shortest has their launcher made
+    beforehand.wait()
+    makers: dict[str, Future[Any]] = {}  # of kernels that are launched alike the shortest has their launcher made
     with ThreadPoolExecutor(forked.cores()) as threads, triton.AsyncCompileMode(waiting, ignore_errors=True):
         try:
             for kernel, purpose in sorted(noted.values(), key=_length, reverse=True):
                 with _tolerant():
                     future = kernel.preload(purpose).future
                     future.add_done_callback(launchers.add)
-                    types = json.loads(purpose)["signature"].values()
-                    makers[str(list(types))] = future
+                    makers[str([_passed(kind) for kind in _types(purpose)])] = future
             with _tolerant():
                 compiled = _in_children(waiting.tasks, set(makers.values()))
         finally:
@@ -194,8 +184,25 @@ def _compile(noted: Noted) -> int:
 
 
 def _length(which: tuple[Any, str]) -> int:
-    """How long a kernel's source is: those that take longest to compile come first."""
-    return len(getattr(which[0], "src", ""))
+    """How long a kernel's source is, unrolled for all tensors of a tuple: those that take longest to compile come
+    first."""
+    tuples = (len(kind) for kind in _types(which[1]) if isinstance(kind, list))
+    return len(getattr(which[0], "src", "")) * max(tuples, default=1)
+
+
+def _types(purpose: str) -> list[Any]:
+    """The types of a kernel's arguments; none where this Triton tells them otherwise."""
+    try:
+        return list(json.loads(purpose)["signature"].values())
+    except (ValueError, LookupError):
+        return []
+
+
+def _passed(kind: Any) -> Any:
+    """What a launcher knows of an argument's type: all pointers are alike to it, and so are blocks of any size."""
+    if isinstance(kind, list):
+        return [_passed(each) for each in kind]
+    return "*" if kind.startswith("*") else kind.count(",") if kind.startswith("tensordesc") else kind
 
 
 def _in_children(tasks: list[tuple[Future[Any], Callable[[], Any]]], makers: set[Future[Any]]) -> int:
@@ -215,7 +222,31 @@ def _in_child(task: Callable[[], Any], launcher: bool) -> None:
     triton.knobs.compilation.listener = None  # whoever listens does so in the process that was forked
     kernel = task()
     if launcher:
-        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+        with _hasty():
+            triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+
+
+@contextmanager
+def _hasty() -> Iterator[None]:
+    """As long as this lasts, C code of Triton's is compiled without being optimised: a launcher parses its arguments
+    and calls the driver, so that it is hardly slower, and takes less than half as long to make."""
+    store = getattr(triton.runtime, "build", None)
+    real: Any = getattr(store, "_build", None)
+    form = None if real is None else signature(real)
+    if form is None or "ccflags" not in form.parameters:
+        yield
+        return
+
+    def build(*given: Any, **named: Any) -> Any:
+        told = form.bind(*given, **named)
+        told.arguments["ccflags"] = [*(told.arguments.get("ccflags") or ()), "-O0"]  # the last one counts
+        return real(*told.args, **told.kwargs)
+
+    vars(store)["_build"] = build
+    try:
+        yield
+    finally:
+        vars(store)["_build"] = real
 
 
 def _missing(key: str) -> bool:

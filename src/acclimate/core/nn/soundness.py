@@ -22,7 +22,7 @@ if AVAILABLE:
 
 
 @late
-@jit
+@jit(do_not_specialize=["clients"])
 def _unsound(xs, found, sizes, steps, clients, BLOCK: tl.constexpr):
     """found[g] = 1 for clients g with a number that is not finite in one of xs [clients, size]; programs that find one
     write the same. A tensor that is one for all clients has a step of 0 from one to the next."""
