@@ -99,6 +99,7 @@ THEN = {
     "fedtta": ac.methods.FedTTA(work=FREE),
     "fedtta-prox": ac.methods.FedTTA(mu=0.01, work=FREE),
     "fedrep": ac.methods.FedRep(work=ac.Work(epochs=1)),
+    "odpfl": ac.methods.ODPFL(work=ac.Work()),
     "scaffold": ac.methods.SCAFFOLD(work=ac.Work()),
     "mixed": ac.models.Mixed(tuple(ac.models.CNN(widths, hidden=512) for widths in ((16, 32), (32, 64), (64, 128)))),
     "image-folder": ac.data.ImageFolder(partition=ac.data.Dirichlet(alpha=0.1), clients=10),
