@@ -98,6 +98,7 @@ THEN = {
     "fedthe": ac.methods.FedTHE(opt=SLOW, head_opt=SLOW),
     "fedtta": ac.methods.FedTTA(work=FREE),
     "fedtta-prox": ac.methods.FedTTA(mu=0.01, work=FREE),
+    "fedatp": ac.methods.FedATP(pretrain=5),
     "fedrep": ac.methods.FedRep(work=ac.Work(epochs=1)),
     "odpfl": ac.methods.ODPFL(work=ac.Work()),
     "scaffold": ac.methods.SCAFFOLD(work=ac.Work()),
