@@ -64,6 +64,27 @@ def test_what_adapters_cost_is_what_was_stored(mean):
     assert [text for text in said if text not in PAGE] == []
 
 
+def test_adapters_that_lose_more_than_5_points_are_all_named(mean):
+    """On the client's own stream, with defaults, whatever the model they need was trained by."""
+    cells = json.loads((ROOT / "results" / "live" / "no-harm.json").read_text())["cells"]
+    cases = {c["case"].split("/")[1]: c["case"] for c in cells if "finetune" not in c["case"]}
+    lost = {name: mean(case, "plain")[0] - mean(case)[0] for name, case in cases.items()}
+    above = {"bn", "tent", "deyo", "santa", "roid", "delta", "neo", "neo-continual", "cotta"}
+    batch, others = (
+        ("eata", "mbsl", "sar", "shot", "surgical", "tent-all"),
+        ("bbse", "fedtta-plus", "atp", "atp-online"),
+    )
+    assert {name for name, points in lost.items() if points > 5} == {*above, *batch, *others}
+    most, least = (f(lost[n] for n in batch) for f in (max, min))
+    said = [f"by {least:.1f} to {most:.1f} points; `bbse` by {lost['bbse']:.1f},"]
+    said += [
+        f"`fedtta-plus` by {lost['fedtta-plus']:.1f}",
+        f"by {lost['atp']:.1f} and {lost['atp-online']:.1f} (of a model",
+    ]
+    said += ["gain {:.1f}, {:.1f} and {:.1f} points, and a".format(*(-lost[n] for n in ("lame", "em", "t3a")))]
+    assert [text for text in said if text not in PAGE] == []
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.stem)
 def test_rows_of_a_table_have_as_many_cells_as_its_head(page):
     """A bar within a cell cuts it in two, even between backticks."""
