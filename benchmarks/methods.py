@@ -1,13 +1,15 @@
-"""Methods side by side on a federated CIFAR-10, each with its defaults: accuracy, bytes and seconds.
+"""Methods side by side on a federated CIFAR-10 or the embedded digits, each with its defaults: accuracy and cost.
 
 The world of the leaderboard's track cifar10-cnn: label skew of Dirichlet 0.1 as in BRFL, the CNN without norm, the same
 number of rounds and of local steps for all. A row is one method and one seed: accuracy on BRFL's streams
 after the last round and after the round that validation data select, without adapting (FedTHE weighs its heads); bytes
-that a client uploads in a round; seconds of the training (of seeds that train side by side, each has its share).
+that a client uploads in a round; seconds of the training (of seeds that train side by side, each has its share). With
+`--data digits` the world is what `acclimate run` has without settings, but for the number of clients and rounds.
 
     python benchmarks/methods.py [--methods fedavg,moon] [--seeds 0,1,2] [--clients 20] [--rounds 100] [--device cuda]
         [--precision bf16]
     python benchmarks/methods.py --methods fedrep/work.clip=none,moon/mu=0.1      settings of a method after its name
+    python benchmarks/methods.py --data digits --clients 10 --rounds 10 --streams original,out-of-client --out FILE
     python benchmarks/methods.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
     python benchmarks/methods.py --from RUNS                          rows of runs that are there, such as the track's
 
@@ -43,7 +45,16 @@ PEERS = "feddyn,moon,fedbabu,lg-fedavg,fedlc,fedala,fedntd,ifca,fedpac,fedas,fed
 BEFORE = "local,fedavg,fedavg+finetune,fedprox,scaffold,fednova,fedper,fedrep,fedrod,ditto,apfl,pfedme,fedproto,fedthe"
 OWN: dict[type, Adapter] = {ac.methods.FedTHE: ac.adapters.THE()}
 """Methods whose answers are made at test time: all others answer as they were trained."""
+MODEL = {"cifar10": "cnn", "digits": "cnn-small"}
 STREAMS = "original,corrupted,out-of-client,mixture"
+
+
+def dataset(given: argparse.Namespace) -> ac.data.Dataset:
+    """The embedded digits as they are dealt by default, or CIFAR-10, all or a part of it, with BRFL's label skew."""
+    if given.data == "digits":
+        return ac.data.Digits(clients=given.clients)
+    skewed = ac.data.Dirichlet(0.1, sizes="brfl")
+    return ac.data.CIFAR10(skewed, given.clients, fraction=given.fraction)
 
 
 def experiment(name: str, given: argparse.Namespace, seed: int) -> ac.Experiment:
@@ -52,10 +63,8 @@ def experiment(name: str, given: argparse.Namespace, seed: int) -> ac.Experiment
     method, _, personal = named.partition("+")
     changed = [(f"method.{key}", value) for key, _, value in (setting.partition("=") for setting in settings)]
     return ac.Experiment(
-        data=(ac.data.Digits if given.data == "digits" else ac.data.CIFAR10)(
-            clients=given.clients, partition=ac.data.Dirichlet(0.1, sizes="brfl")
-        ),
-        model=catalogue.MODELS["cnn"],
+        data=dataset(given),
+        model=catalogue.MODELS[MODEL[given.data]],
         method=expand([("method", method), *changed])[0].method,
         personal=catalogue.PERSONALS[personal or "none"],
         rounds=given.rounds,
@@ -180,6 +189,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--fraction", type=float, default=1.0, help="which part of CIFAR-10 is dealt")
     parser.add_argument("--streams", default=STREAMS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of local training, on a GPU")
@@ -187,14 +197,16 @@ def main() -> None:
     parser.add_argument("--from", type=Path, dest="runs", help="a folder of finished runs to read; trains nothing")
     parser.add_argument("--out", type=Path, default=Path("results/methods/cifar10.json"))
     given = parser.parse_args()
+    partition = dataset(given).partition
     study = {
         "data": given.data,
         "clients": given.clients,
         "rounds": given.rounds,
-        "alpha": 0.1,
-        "sizes": "brfl",
-        "model": "cnn",
+        "alpha": partition.alpha,
+        "sizes": partition.sizes,
+        "model": MODEL[given.data],
         "precision": given.precision,
+        **({"fraction": given.fraction} if given.fraction < 1 else {}),
     }
     files = [given.out, *(given.merge or [])]
     stored = [json.loads(p.read_text()) for p in files if p.exists()]

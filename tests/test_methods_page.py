@@ -64,6 +64,27 @@ def test_what_adapters_cost_is_what_was_stored(mean):
     assert [text for text in said if text not in PAGE] == []
 
 
+def test_adapters_that_lose_more_than_5_points_are_all_named(mean):
+    """On the client's own stream, with defaults, whatever the model they need was trained by."""
+    cells = json.loads((ROOT / "results" / "live" / "no-harm.json").read_text())["cells"]
+    cases = {c["case"].split("/")[1]: c["case"] for c in cells if "finetune" not in c["case"]}
+    lost = {name: mean(case, "plain")[0] - mean(case)[0] for name, case in cases.items()}
+    above = {"bn", "tent", "deyo", "santa", "roid", "delta", "neo", "neo-continual", "cotta"}
+    batch, others = (
+        ("eata", "mbsl", "sar", "shot", "surgical", "tent-all"),
+        ("bbse", "fedtta-plus", "atp", "atp-online"),
+    )
+    assert {name for name, points in lost.items() if points > 5} == {*above, *batch, *others}
+    most, least = (f(lost[n] for n in batch) for f in (max, min))
+    said = [f"by {least:.1f} to {most:.1f} points; `bbse` by {lost['bbse']:.1f},"]
+    said += [
+        f"`fedtta-plus` by {lost['fedtta-plus']:.1f}",
+        f"by {lost['atp']:.1f} and {lost['atp-online']:.1f} (of a model",
+    ]
+    said += ["gain {:.1f}, {:.1f} and {:.1f} points, and a".format(*(-lost[n] for n in ("lame", "em", "t3a")))]
+    assert [text for text in said if text not in PAGE] == []
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.stem)
 def test_rows_of_a_table_have_as_many_cells_as_its_head(page):
     """A bar within a cell cuts it in two, even between backticks."""
@@ -73,20 +94,30 @@ def test_rows_of_a_table_have_as_many_cells_as_its_head(page):
     assert broken == []
 
 
-@pytest.fixture
-def cifar10():
+def stored(world):
     """Stored rows by method; those of the last round are [stream][seed]."""
-    rows = json.loads((ROOT / "results" / "methods" / "cifar10.json").read_text())["rows"].values()
+    rows = json.loads((ROOT / "results" / "methods" / f"{world}.json").read_text())["rows"].values()
     return {name: [r for r in rows if r["method"] == name] for name in sorted({r["method"] for r in rows})}
 
 
-def test_methods_on_cifar10_are_those_stored(cifar10):
-    section = PAGE.split("### On CIFAR-10")[1].split("\n## ")[0]
+@pytest.fixture
+def cifar10():
+    return stored("cifar10")
+
+
+@pytest.mark.parametrize(
+    ("title", "world", "streams"),
+    [
+        ("On CIFAR-10", "cifar10", ("original", "corrupted", "out-of-client", "mixture")),
+        ("On the embedded digits", "digits", ("original", "out-of-client")),
+    ],
+)
+def test_tables_of_methods_are_those_stored(title, world, streams):
+    section = PAGE.split(f"### {title}\n")[1].split("\n##")[0]
     lines = [line for line in section.splitlines() if re.match(r"\| [a-z]", line)][1:]
-    told = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in lines}
-    assert told.keys() == cifar10.keys()
-    streams = ("original", "corrupted", "out-of-client", "mixture")
-    for name, rows in cifar10.items():
+    told, kept = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in lines}, stored(world)
+    assert told.keys() == kept.keys()
+    for name, rows in kept.items():
         good = [r for r in rows if "accuracy" in r]
         for stream, cell in zip(streams, told[name], strict=False):
             last, chosen = ([r["accuracy"][selection][stream] for r in good] for selection in ("last", "validation"))
@@ -95,7 +126,7 @@ def test_methods_on_cifar10_are_those_stored(cifar10):
             else:
                 assert cell == "diverges", name
         assert told[name][-1].removesuffix(" |") == ", ".join(str(s) for s in sorted(r["seed"] for r in rows)), name
-    order = [float(cells[3].split()[0]) for cells in told.values() if cells[3] != "diverges"]
+    order = [float(cells[len(streams) - 1].split()[0]) for cells in told.values() if cells[0] != "diverges"]
     assert order == sorted(order, reverse=True)
 
 

@@ -20,7 +20,8 @@ def methods(monkeypatch):
     import methods
 
     tiny = ac.models.MLP(hidden=(4,))
-    monkeypatch.setitem(catalogue.MODELS, "cnn", tiny)
+    for name in ("cnn", "cnn-small"):
+        monkeypatch.setitem(catalogue.MODELS, name, tiny)
     return methods
 
 
@@ -98,3 +99,14 @@ def test_a_method_that_diverges_has_a_row_that_says_so_and_others_go_on(methods,
         "local", methods.argparse.Namespace(data="digits", clients=2, rounds=1, device="cpu", precision="bf16"), 0
     )
     assert seen == ["fp32", "fp32", "bf16"]
+
+
+def test_the_digits_are_the_default_world_and_a_part_of_cifar10_is_named(methods, monkeypatch, tmp_path):
+    given = methods.argparse.Namespace(data="digits", clients=10, rounds=10, fraction=0.5, device="auto")
+    assert methods.experiment("fedavg", given, 0) == dataclasses.replace(ac.Experiment(), model=ac.models.MLP((4,)))
+    given.data = "cifar10"
+    part = methods.experiment("fedavg", given, 0).data
+    assert part == ac.data.CIFAR10(ac.data.Dirichlet(0.1, sizes="brfl"), 10, fraction=0.5)
+    asked(monkeypatch, methods, "--methods", "local", "--out", tmp_path / "rows.json")
+    study = json.loads((tmp_path / "rows.json").read_text())["study"]
+    assert (study["alpha"], study["sizes"], study["model"]) == (0.05, "equal", "cnn-small") and "fraction" not in study

@@ -310,3 +310,17 @@ def test_fedatp_trains_the_model_first_and_the_rates_later(round, still):
     up, _ = method.client(TASK, {**DOWN, "rates": zero}, {}, {**DATA, "round": torch.tensor(round)}, KEY)
     for group in ("delta", "rates"):
         assert any(bool(v.any()) for v in up[group]["params"].values()) == (group != still)
+
+
+@pytest.mark.parametrize("round", [0, 99])
+def test_fedatp_does_both_in_every_round_by_default(round):
+    """A fixed number of rounds left the model as it was after the fifth of a hundred."""
+    zero = {"params": {n: torch.zeros(()) for n in VARS["params"]}, "buffers": {}}
+    down, own = {**DOWN, "rates": zero}, {**DATA, "round": torch.tensor(round)}
+    both = FedATP(work=ONCE, rate_work=replace(ONCE, batch=1))
+    first, later = (replace(both, pretrain=p).client(TASK, down, {}, own, KEY)[0] for p in (100, 0))
+    up, _ = both.client(TASK, down, {}, own, KEY)
+    for name in VARS["params"]:
+        close(up["delta"]["params"][name], first["delta"]["params"][name].numpy())
+        close(up["rates"]["params"][name], later["rates"]["params"][name].numpy())
+        assert bool(first["delta"]["params"][name].any()) and bool(later["rates"]["params"][name].any())

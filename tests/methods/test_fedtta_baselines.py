@@ -228,6 +228,33 @@ def test_a_bound_holds_for_each_makers_gradient_too():
         assert abs(float(tree.norm(tree.sub(new[name], server[name]))) - limit) < 1e-3 * limit
 
 
+@pytest.mark.parametrize(("clip", "steps"), [("default", (0.1 * 10, 0.5 * 10)), (None, (0.1 * 1e6, None))])
+def test_makers_that_miss_by_far_take_bounded_steps_by_default(clip, steps):
+    method, t = ODPFL(hidden=8, size=4), task("cnn-plain")
+    method = method if clip == "default" else replace(method, work=replace(method.work, clip=clip))
+    server = method.init_server(t, 1, rng.key(0))
+    zero = tree.zeros(server["encoder"])
+    far = {**zero, "0": {**zero["0"], "bias": torch.tensor([1e6, *[0.0] * 7])}}
+    missed = {n: torch.full((1, *p.shape), 1e5) for n, p in t.init(rng.key(0))["params"].items()}
+    total = {"encoder": far, "missed": missed, "description": torch.ones(1, 4), "buffers": {}}
+    new = method.server(t, server, total, KEY)
+    encoder, hypernet = (float(tree.norm(tree.sub(new[n], server[n]))) for n in ("encoder", "hyper"))
+    assert encoder == pytest.approx(steps[0], rel=1e-3)
+    assert hypernet == pytest.approx(steps[1], rel=1e-3) if steps[1] else hypernet > 1e5
+
+
+def test_a_step_moves_a_model_the_further_the_longer_the_hidden_layer():
+    """By the rate times 1 + |h|^2, where the trunk stays: this is what a bound holds together."""
+    hypernet = hyper.init(rng.key(1), {"w": torch.randn(3, 2)}, 4, 5)
+    described, missed = 3.0 * torch.randn(1, 4), {"w": torch.randn(1, 3, 2)}
+    heads = tree.add(hypernet["heads"], hyper.pull(hypernet, described, missed)["heads"], -0.5)
+    moved = (
+        hyper.generate({**hypernet, "heads": heads}, described[0])["w"] - hyper.generate(hypernet, described[0])["w"]
+    )
+    h = nets.linear(hypernet["trunk"], described[0]).relu()
+    assert gap(moved, -0.5 * (1 + h @ h) * missed["w"][0]) < 1e-4
+
+
 def test_a_newcomer_gets_a_model_made_for_its_samples():
     method = replace(LEARNED, hyper_opt=SGD(lr=0.1), encoder_opt=SGD(lr=0.1))
     worker, engine, state = fitted(method, model="cnn-plain", rounds=3, cohort=6)

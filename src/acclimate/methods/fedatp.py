@@ -1,14 +1,17 @@
 """FedATP: the training of ATP. Bao et al., NeurIPS 2023, Algorithm 1: which tensors should adapt, and how fast?
 
-- For `pretrain` rounds this is FedAvg, on all but one in `parts` of a client's examples. From then on the model stays
-  as it is, and a rate per parameter tensor and per batch-norm statistic is learned, from zero, on those left out.
+- The model is trained as in FedAvg, on all but one in `parts` of a client's examples. A rate per parameter tensor and
+  per batch-norm statistic is learned, from zero, on those left out. With `pretrain`, the model is trained in so many
+  rounds, and the rates in those after them, with the model as it is then; without, every round does both.
 - On a labelled batch: the unsupervised step that the adapter ATP would take with the present rates; the gradient of
   cross-entropy at the adapted model; each rate rises by `rate_lr` times the inner product of the two gradients, over
   the square root of the tensor's size: a descent step on the loss after adaptation.
 - The server averages rates, every client counting as one.
 
 Differs from the released code: deeper layers' batch statistics are those under batch normalisation of the layers before
-them (there: under running statistics), and model and rates are learned in one run of rounds (there: in two).
+them (there: under running statistics), and model and rates are learned in one run of rounds (there: in two, the second
+as long as 200 to 400 rounds). The paper takes a trained model; how long a run is, a method does not know, so that any
+number of rounds for `pretrain` would be too few or too many of some run's.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ class FedATP(Method):
 
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
-    pretrain: int = 5
-    """Rounds that train the model; the later ones learn the rates."""
+    pretrain: int | None = None
+    """Rounds that train the model; the later ones learn the rates. None: every round does both."""
     rate_lr: float = 0.1
     rate_work: Work = Work(epochs=1)
     """How much the rates are trained; `clip` bounds the step of all rates together, before `rate_lr`."""
@@ -45,7 +48,8 @@ class FedATP(Method):
     uplink: ClassVar[Rules] = {"delta": Mean("n"), "n": Sum(), "rates": Mean()}
 
     def __post_init__(self) -> None:
-        check.at_least(self, "pretrain", 0)
+        if self.pretrain is not None:
+            check.at_least(self, "pretrain", 0)
         check.positive(self, "rate_lr")
         check.at_least(self, "parts", 2)
 
@@ -54,13 +58,15 @@ class FedATP(Method):
         return {"vars": vars, "rates": tree.map(lambda v: v.new_zeros(()), vars)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        early = data["round"] < self.pretrain
         fitted, judged = held_out(data, self.parts)
         w = train(task.loss, down["vars"], fitted, self.opt, self.work, rng.fold(key, "model"))
         rates = self.learned(task, down["vars"], down["rates"], judged, rng.fold(key, "rates"))
-        delta, step = tree.sub(w, down["vars"]), tree.sub(rates, down["rates"])
-        up = {"delta": tree.where(early, delta, tree.zeros(delta)), "rates": tree.where(early, tree.zeros(step), step)}
-        return {**up, "n": data["n"]}, mine
+        up = {"delta": tree.sub(w, down["vars"]), "rates": tree.sub(rates, down["rates"]), "n": data["n"]}
+        if self.pretrain is not None:
+            early = data["round"] < self.pretrain
+            up["delta"] = tree.where(early, up["delta"], tree.zeros(up["delta"]))
+            up["rates"] = tree.where(early, tree.zeros(up["rates"]), up["rates"])
+        return up, mine
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         return tree.add(server, {"vars": total["delta"], "rates": total["rates"]})
