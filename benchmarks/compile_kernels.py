@@ -43,12 +43,12 @@ from torch.func import vmap
 from workloads import WORKLOADS, fedthe, femnist, pfl, resnet, uneven
 
 import acclimate
-from acclimate import store
+from acclimate import adapters, store
 from acclimate.adapters import MEMO, T3A, BNStats, Tent
 from acclimate.backends import Vmap
 from acclimate.backends.vmap.capture import tf32
 from acclimate.core import Personalizer, Protocol, Work, Worker, fit
-from acclimate.methods import FedAvg
+from acclimate.methods import FedAvg, FedTTA
 from acclimate.models import CNN, ViT
 
 ROUNDS = ("fedavg-20", "perfedavg-20", "flute-femnist", "zipf", "pfl-cifar10", "resnet20-gn", "resnet20-bn", "resnet18")
@@ -107,6 +107,7 @@ def _cases() -> list[tuple[Any, Any, Any, int]]:
     more model."""
     plain = FedAvg(work=Work(epochs=1, batch=8))
     cases = [(CNN(norm="batch"), plain, adapter, 32) for adapter in (Tent(), BNStats(), T3A())]
+    cases.append((CNN(norm="batch"), FedTTA(), adapters.FedTTA(), 32))  # statistics of samples that count
     cases += [(CNN(), method, adapter, 1) for method, adapter in testtime.CASES.values()]
     return [*cases, (CNN(norm="group"), plain, MEMO(chunk=32), 1)]
 

@@ -6,9 +6,12 @@ an AugMix view of the kernel may differ from torch's by a rounded level.
 
     python benchmarks/testtime.py [--quick] [--out figures.json]
     python benchmarks/testtime.py --quick --cpu-time    one thread and its CPU time, which other work changes little
-    python benchmarks/testtime.py --every [--adapters tent,sar] [--out figures.json]
+    python benchmarks/testtime.py --every [--adapters tent,sar] [--precision fp32] [--out figures.json]
 
-`--every` compares all adapters of the catalogue with a loop over clients: both ways serve the same batches of 32.
+`--every` compares all adapters of the catalogue with a loop over clients: both ways serve the same batches of 32. Its
+rows also say how far the loop is from itself where its model differs by a rounding (`loop_differs_from_itself`), which
+tells what adaptation makes of one, and how far the last serving is from the first (`replay_differs_from_first`), which
+must be zero. A difference of the two ways that is far above the first is no rounding: look for its cause.
 """
 
 from __future__ import annotations
@@ -16,16 +19,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from harness import environment, parser_of, write
 
 from acclimate.adapters import MEMO, THE, TTT, THEPlus
 from acclimate.backends import Serial, Vmap
-from acclimate.core import Adapter, Engine, Method, Personalizer, Protocol, Shards, Task, Work, Worker, fit
+from acclimate.backends.vmap.capture import tf32
+from acclimate.core import Adapter, Engine, Method, Personalizer, Protocol, Shards, Task, Tree, Work, Worker, fit, tree
 from acclimate.core.nn import kernels, products
 from acclimate.experiment import catalogue
 from acclimate.methods import FedTHE, FedTTT
@@ -85,29 +89,54 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
+def nudged(model: Tree, device: torch.device) -> Tree:
+    """A model whose numbers differ by at most a rounding of the arithmetic that convolutions have on this device."""
+    by = 2.0**-11 if device.type == "cuda" and torch.backends.cudnn.allow_tf32 else 2.0**-24
+    g = torch.Generator().manual_seed(0)
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        return x * (1.0 + by * (2.0 * torch.rand(x.shape, generator=g) - 1.0).to(x)) if x.is_floating_point() else x
+
+    near: Tree = tree.map(moved, model)
+    return near
+
+
 def deployed(
-    method: Method, personal: Personalizer, model: CNN, clients: int, device: torch.device
+    method: Method,
+    personal: Personalizer,
+    model: CNN,
+    clients: int,
+    device: torch.device,
+    precision: Literal["tf32", "fp32"] = "tf32",
 ) -> tuple[Engine, Engine, Any]:
     """A vectorised and a plain engine, and models after one round."""
     worker = Worker(Task(model, (3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3), method)
-    fast, slow = (b.open(worker, federation(clients, 64, 0), device) for b in (Vmap(), Serial()))
+    fast, slow = (b.open(worker, federation(clients, 64, 0), device) for b in (Vmap(precision=precision), Serial()))
     state = fit.start(worker, fast, clients)
     server, _, _ = fit.one_round(worker, fast, state.server, torch.arange(clients), 0)
     return fast, slow, fast.deploy(method.download(worker.task, server), fast.mine, personal)
 
 
-def against_clients(case: Case, clients: int, samples: int, device: torch.device, repeats: int = 3) -> dict[str, Any]:
+def against_clients(
+    case: Case,
+    clients: int,
+    samples: int,
+    device: torch.device,
+    repeats: int = 3,
+    precision: Literal["tf32", "fp32"] = "tf32",
+) -> dict[str, Any]:
     """Seconds per sample of a loop over clients, each in batches of 32, and of all clients in one step."""
     adapter, batch = catalogue.ADAPTERS[case.adapter], 32
     method, personal = catalogue.METHODS[case.method], catalogue.PERSONALS[case.personal]
-    fast, slow, models = deployed(method, personal, CNN(norm=case.norm), clients, device)
+    fast, slow, models = deployed(method, personal, CNN(norm=case.norm), clients, device, precision)
     if adapter.calibrates:
         models = fast.calibrated(models, federation(clients, 64, 2), adapter)
     test = federation(clients, samples, 1)
     one, few = [fast.model_of(models, 0)], Shards.of(test.x, test.y, [test.own(0)])
-    with plain():
+    with plain(), tf32(False) if precision == "fp32" else nullcontext():
         served(slow, one, few, adapter, batch)
         expected, loop = served(slow, one, few, adapter, batch)
+        near, _ = served(slow, [nudged(one[0], device)], few, adapter, batch)
     first, _, *again = (served(fast, models, test, adapter, batch) for _ in range(2 + repeats))
     seconds = statistics.median(s for _, s in again)
     per = {
@@ -120,6 +149,9 @@ def against_clients(case: Case, clients: int, samples: int, device: torch.device
         "milliseconds_per_sample": {k: round(1e3 * v, 4) for k, v in per.items()},
         "times_faster": round(per["loop"] / per["vectorised"], 1),
         "loss_difference": float((expected - again[0][0][:1]).abs().max()),
+        "loss": [float(expected[0]), float(again[0][0][0])],
+        "loop_differs_from_itself": float((expected - near).abs().max()),
+        "replay_differs_from_first": float((first[0] - again[-1][0]).abs().max()),
     }
 
 
@@ -157,12 +189,21 @@ def measure(
     }
 
 
+def _itself(row: dict[str, Any]) -> str:
+    if "loop_differs_from_itself" not in row:
+        return ""
+    return f" (of {row['loss'][0]:.4g}; a rounding in the loop: {row['loop_differs_from_itself']:.1e})"
+
+
 def main() -> None:
     """Measure, print, and write JSON where asked."""
     parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="2 clients x 8 samples")
     parser.add_argument("--every", action="store_true", help="all adapters, against a loop over clients")
     parser.add_argument("--adapters", help="of --every: only these")
+    parser.add_argument(
+        "--precision", choices=("tf32", "fp32"), default="tf32", help="of --every: as backend.precision"
+    )
     parser.add_argument("--cpu-time", action="store_true", help="of one thread, in the place of time; on a CPU")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -177,13 +218,13 @@ def main() -> None:
     some = [c for c in CLIENT_CASES if args.adapters is None or c.adapter in args.adapters.split(",")]
     for case in some if args.every else CASES:
         if isinstance(case, Case):
-            rows.append(against_clients(case, clients, samples, device))
+            rows.append(against_clients(case, clients, samples, device, precision=args.precision))
         else:
             rows.append(measure(case, clients, samples, looped, device))
         row, per = rows[-1], rows[-1]["milliseconds_per_sample"]
         print(
             f"{row['adapter']:22s} loop {per['loop']:9.3f} ms   vectorised {per['vectorised']:9.4f} ms per sample   "
-            f"{row['times_faster']:7.1f} x   loss differs by {row['loss_difference']:.1e}",
+            f"{row['times_faster']:7.1f} x   loss differs by {row['loss_difference']:.1e}{_itself(row)}",
             flush=True,
         )
         if args.out:
@@ -193,6 +234,7 @@ def main() -> None:
                 "clients": clients,
                 "samples": samples,
                 "looped_samples": looped,
+                "precision": args.precision,
             }
             write(args.out, {**about, "rows": rows})
 

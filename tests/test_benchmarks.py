@@ -600,3 +600,11 @@ def test_the_study_of_sharing_knows_groups_weights_and_differences(bench):
     told = sharing.summary(each)
     assert told["mean"]["own"] == 0.54 and told["similarity_above"]["own"] == [10.0, 2.0]
     assert told["similarity_above"]["uniform"] == [-10.0, -10.0]
+
+
+def test_a_nudged_model_is_a_rounding_away(bench):
+    """The control of `testtime.py --every`: what adaptation makes of a rounding, in the loop alone."""
+    model = {"vars": {"params": {"w": torch.linspace(1.0, 9.0, 400)}}, "client": torch.arange(3)}
+    near = bench("testtime").nudged(model, torch.device("cpu"))
+    apart = (near["vars"]["params"]["w"] / model["vars"]["params"]["w"] - 1.0).abs()
+    assert 0 < float(apart.max()) <= 2.0**-23 and torch.equal(near["client"], model["client"])

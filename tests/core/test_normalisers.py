@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 import torch
 from torch.func import grad, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.core import Blend, Normaliser, Task, rng
+from acclimate.core.nn import kernels
 from acclimate.core.nn.iabn import InstanceAwareBatchNorm
+from acclimate.core.nn.layers import purify
+from acclimate.core.nn.modules import normalising
 from acclimate.models import CNN, MLP, ResNet20
+from acclimate.ops.memory_norms import CountedNorm
 from support import CLASSES, gap, images
 
 SHAPE = (3, 10, 10)
@@ -154,3 +159,49 @@ def test_running_statistics_that_follow_a_batch_are_not_rounded_to_the_precision
     assert all(bool((v > 0).all()) for k, v in low.items() if k.endswith("var"))
     for name, value in exact.items():
         torch.testing.assert_close(low[name], value, rtol=0.05, atol=0.01)
+
+
+def test_samples_that_do_not_count_change_nothing_for_clients_side_by_side():
+    """With kernels (TRITON_INTERPRET=1 or a CUDA device) and without: values and gradients are those of the others."""
+    layer, x = torch.nn.BatchNorm2d(4), layer_and_input()[1]
+    purify(torch.nn.ModuleList([layer]))
+    x, way = x.view(2, 3, 4, 9, 8), torch.randn(3, 4, 9, 8, generator=torch.Generator().manual_seed(0))
+    weight, bias = torch.rand(2, 4, generator=torch.Generator().manual_seed(1)) + 0.5, torch.zeros(2, 4)
+    counts = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
+
+    def loss(own, x, counts, way):
+        with normalising(layer, CountedNorm(counts)):
+            out = torch.func.functional_call(layer, own, (x,))
+        return (out.sin() * way * counts.view(-1, 1, 1, 1)).sum()
+
+    own = {"weight": weight, "bias": bias}
+    found = vmap(grad(loss), in_dims=(0, 0, 0, None))(own, x, counts, way)
+    for c in range(2):
+        real = counts[c].bool()
+        alone = grad(loss)({n: p[c] for n, p in own.items()}, x[c][real], counts[c][real], way[real])
+        for name in own:
+            torch.testing.assert_close(found[name][c], alone[name], rtol=1e-4, atol=1e-4)
+    assert float(found["weight"].abs().min()) > 1e-3
+
+
+@pytest.mark.skipif(not kernels.INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+def test_counted_samples_are_normalised_by_kernels_alone():
+    """On a GPU a pass over feature maps is what counts: torch's own operations make none."""
+    layer = torch.nn.BatchNorm2d(4)
+    purify(torch.nn.ModuleList([layer]))
+    x, counts, seen = torch.randn(2, 3, 4, 9, 8), torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 1.0]]), []
+    own = {"weight": torch.ones(2, 4), "bias": torch.zeros(2, 4)}
+
+    class Passes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            large = any(isinstance(a, torch.Tensor) and a.numel() == x.numel() for a in args)
+            seen.extend([func._schema.name.removeprefix("aten::")] if large else [])
+            return func(*args, **(kwargs or {}))
+
+    def loss(own, x, counts):
+        with normalising(layer, CountedNorm(counts)):
+            return torch.func.functional_call(layer, own, (x,)).sum()
+
+    with Passes():
+        vmap(grad(loss, argnums=(0, 1)))(own, x, counts)
+    assert [n for n in seen if n in ("mul", "add", "sub", "div", "pow", "where", "sum", "mean")] == ["sum"], seen

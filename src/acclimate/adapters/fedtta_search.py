@@ -14,8 +14,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from ..core import Tree, tree
+from ..core import Tree
 from ..core.loops import Time
+from ..core.nn import many
 from ..ops.losses import entropy
 from ..ops.masks import mean_of
 
@@ -73,7 +74,7 @@ class StepSearch:
         stale = torch.where(better, torch.zeros_like(self.stale), self.stale + 1)
         return replace(
             self,
-            best=tree.where(better, self.params, self.best),
+            best=many.where(better, self.params, self.best),
             chosen=torch.where(better, here, self.chosen),
             least=torch.where(better, value, self.least),
             active=self.active & (stale < self.patience),

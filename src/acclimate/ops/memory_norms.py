@@ -61,11 +61,14 @@ class MemoryNorm(Normaliser):
 
 @dataclass(frozen=True, eq=False)
 class CountedNorm(Normaliser):
-    """The statistics of a batch's samples of weight one, as if the others were not there; running ones stay."""
+    """The statistics of a batch's samples of weight one, as if the others were not there; running ones stay. Others
+    have a weight of zero."""
 
     weight: Tensor
 
     def normalise(self, layer: PureBatchNorm, input: Tensor) -> Tensor:
+        if (out := layer.counted(input, self.weight)) is not None:
+            return out
         mean, var, count = moments(input, self.weight)
         if isinstance(layer, InstanceAwareBatchNorm):  # which takes the unbiased variance of a batch
             var = var * (count / (count - 1.0).clamp_min(1.0))

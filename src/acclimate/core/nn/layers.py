@@ -80,6 +80,13 @@ class PureBatchNorm(_BatchNorm):
         self._remember(mean, var, input.numel() // input.shape[1])
         return self._normalise(input, *used)
 
+    def counted(self, input: Tensor, counts: Tensor) -> Tensor | None:
+        """The output with statistics of the samples whose `counts` are not zero, by the kernels of `norms`; None where
+        those do not serve. Running statistics stay."""
+        if type(self) is not PureBatchNorm or not norms.serves(input, self.weight, self.bias):
+            return None
+        return norms.batch(input, self.weight, self.bias, self.eps, counts=counts)[0]
+
     def at_once(self, input: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor | None:
         """The output, a sum and ReLU after it included, by the kernels of `norms`; None where those do not serve."""
         if self.prior or not norms.serves(input, self.weight, self.bias):

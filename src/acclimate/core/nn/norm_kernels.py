@@ -37,14 +37,21 @@ def _places(r, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr):
     return tl.max_constancy(r // P, run) * SB + place * SP
 
 
+@jit
+def _counting(counts, client, r, rows, P: tl.constexpr, known):
+    """Which rows are of samples whose count is not zero."""
+    return tl.load(counts + client * (rows // P) + r // P, mask=known, other=0.0) != 0
+
+
 @late
 @jit(do_not_specialize=["count"])
 def _moments(
-    x, parts, rows, span, count,
+    x, counts, parts, rows, span, count,
     C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    COUNTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Mean, and sum of squares around it, of one part of a client's rows; parts are put together as they come."""
+    """Mean, and sum of squares around it, of one part of a client's rows; parts are put together as they come. Where
+    COUNTED, of those rows whose sample's count is not zero, and how many these were."""
     across: tl.constexpr = (C + COLS - 1) // COLS
     c = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
     part = (tl.program_id(0) // across) % count
@@ -56,46 +63,62 @@ def _moments(
     square = tl.zeros((COLS,), dtype=tl.float32)
     for begin in range(part * span, end, ROWS):
         r = begin + tl.arange(0, ROWS)
-        real = (r < end)[:, None] & (c < C)[None, :]
+        known = r < end
+        here = tl.minimum(end - begin, ROWS).to(tl.float32)
+        if COUNTED:
+            known = known & _counting(counts, client, r, rows, P, known)
+            here = tl.sum(known.to(tl.float32), 0)
+        real = known[:, None] & (c < C)[None, :]
         at = _places(r, P, SB, SP)[:, None] + (c * SC)[None, :]
         v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
-        here = tl.minimum(end - begin, ROWS).to(tl.float32)
-        own = tl.sum(v, 0) / here
+        own = tl.sum(v, 0) / tl.maximum(here, 1.0)
         off = tl.where(real, v - own[None, :], 0.0)
-        apart, both = own - mean, seen + here
-        square += tl.sum(off * off, 0) + apart * apart * (seen * here / both)
-        mean += apart * (here / both)
+        both = seen + here
+        apart, most = own - mean, tl.maximum(both, 1.0)
+        square += tl.sum(off * off, 0) + apart * apart * (seen * here / most)
+        mean += apart * (here / most)
         seen = both
-    to = parts + (client * count + part) * (2 * C) + c
+    wide: tl.constexpr = 3 * C if COUNTED else 2 * C
+    to = parts + (client * count + part) * wide + c
     tl.store(to, mean, mask=c < C)
     tl.store(to + C, square, mask=c < C)
+    if COUNTED:
+        tl.store(to + 2 * C, tl.zeros((COLS,), dtype=tl.float32) + seen, mask=c < C)
 
 
 @late
 @jit(do_not_specialize=["count"])
-def _together(parts, out, rows, span, count, C: tl.constexpr, SUMS: tl.constexpr, COLS: tl.constexpr):
-    """out[0, g], out[1, g] = mean and variance of all rows from those of parts; or with SUMS, sums of two sums."""
+def _together(
+    parts, out, rows, span, count, C: tl.constexpr, SUMS: tl.constexpr, COUNTED: tl.constexpr, COLS: tl.constexpr
+):
+    """out[0, g], out[1, g] = mean and variance of all rows from those of parts; or with SUMS, sums of two sums. Where
+    COUNTED, each part says how many of its rows there are."""
     across: tl.constexpr = (C + COLS - 1) // COLS
     c = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
     client = (tl.program_id(0) // across).to(tl.int64)
     real = c < C
     first = tl.zeros((COLS,), dtype=tl.float32)
     second = tl.zeros((COLS,), dtype=tl.float32)
-    seen = 0.0
+    seen = tl.zeros((COLS,), dtype=tl.float32)
+    wide: tl.constexpr = 3 * C if COUNTED else 2 * C
     for part in range(count):
-        from_ = parts + (client * count + part) * (2 * C) + c
+        from_ = parts + (client * count + part) * wide + c
         a, b = tl.load(from_, mask=real, other=0.0), tl.load(from_ + C, mask=real, other=0.0)
         if SUMS:
             first += a
             second += b
         else:
-            here = tl.minimum(span, rows - part * span).to(tl.float32)
-            apart, both = a - first, seen + here
-            second += b + apart * apart * (seen * here / both)
-            first += apart * (here / both)
+            if COUNTED:
+                here = tl.load(from_ + 2 * C, mask=real, other=0.0)
+            else:
+                here = tl.zeros((COLS,), dtype=tl.float32) + tl.minimum(span, rows - part * span).to(tl.float32)
+            both = seen + here
+            apart, most = a - first, tl.maximum(both, 1.0)
+            second += b + apart * apart * (seen * here / most)
+            first += apart * (here / most)
             seen = both
     if not SUMS:
-        second = second / rows
+        second = second / tl.maximum(seen, 1.0) if COUNTED else second / rows
     to = out + client * C + c
     tl.store(to, first, mask=real)
     tl.store(to + (tl.num_programs(0) // across).to(tl.int64) * C, second, mask=real)
@@ -168,11 +191,12 @@ def _slopes(
 @late
 @jit(do_not_specialize=["clients", "count"])
 def _unscale(
-    dy, x, y, weight, mean, var, slopes, dx, clients, rows, span, count, eps,
+    dy, x, y, counts, total, weight, mean, var, slopes, dx, clients, rows, span, count, eps,
     C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
-    OWN: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    OWN: tl.constexpr, RELU: tl.constexpr, COUNTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """dx of dy, through the statistics as well where they are x's OWN."""
+    """dx of dy, through the statistics as well where they are x's OWN; where COUNTED, those of `total` samples of a
+    client, whose counts are not zero."""
     across: tl.constexpr = (C + COLS - 1) // COLS
     c = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
     part = (tl.program_id(0) // across) % count
@@ -182,8 +206,9 @@ def _unscale(
     spread = tl.load(var + client * C + c, mask=known, other=1.0).to(tl.float32)
     unit = tl.math.rsqrt(spread + eps)
     scale = tl.load(weight + client * C + c, mask=known, other=0.0).to(tl.float32) * unit
-    flat = tl.load(slopes + client * C + c, mask=known, other=0.0) / rows
-    tilt = tl.load(slopes + (clients + client) * C + c, mask=known, other=0.0) / rows * unit
+    many = tl.maximum(tl.load(total + client), 1.0) * P if COUNTED else rows
+    flat = tl.load(slopes + client * C + c, mask=known, other=0.0) / many
+    tilt = tl.load(slopes + (clients + client) * C + c, mask=known, other=0.0) / many * unit
     end = tl.minimum(part * span + span, rows)
     for begin in range(part * span, end, ROWS):
         r = begin + tl.arange(0, ROWS)
@@ -194,7 +219,11 @@ def _unscale(
             d = tl.where(tl.load(y + at, mask=real, other=0.0).to(tl.float32) > 0, d, 0.0)
         if OWN:
             v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
-            d = d - flat[None, :] - (v - centre[None, :]) * tilt[None, :]
+            if COUNTED:
+                some = _counting(counts, client, r, rows, P, r < end)[:, None]
+                d = d - tl.where(some, flat[None, :] + (v - centre[None, :]) * tilt[None, :], 0.0)
+            else:
+                d = d - flat[None, :] - (v - centre[None, :]) * tilt[None, :]
         tl.store(dx + at, (d * scale[None, :]).to(dx.dtype.element_ty), mask=real)
 
 
@@ -218,14 +247,17 @@ def _plan(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
     return (rows, span, count), shape, clients * across * count, clients * across
 
 
-def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance [G, C] (the plain mean of squares) of x [G, B, C, P]."""
+def batch_moments(x: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mean and variance [G, C] (the plain mean of squares) of x [G, B, C, P], or of its samples whose counts [G, B] are
+    not zero."""
     cut, shape, programs, few = _plan(x)
     clients, _, channels, _ = x.shape
-    parts = blank(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
-    _moments[(programs,)](x, parts, *cut, *shape)
+    counted = counts is not None
+    parts = blank(clients, cut[2], 3 if counted else 2, channels, dtype=torch.float32, device=x.device)
+    some = x if counts is None else counts.contiguous()
+    _moments[(programs,)](x, some, parts, *cut, *shape[:5], counted, *shape[5:])
     out = blank(2, clients, channels, dtype=torch.float32, device=x.device)
-    _together[(few,)](parts, out, *cut, channels, False, shape[-1])
+    _together[(few,)](parts, out, *cut, channels, False, counted, shape[-1])
     return out[0], out[1]
 
 
@@ -239,9 +271,11 @@ def batch_scale(x: Tensor, args: tuple[Tensor, ...], other: Tensor | None, eps: 
 
 
 def batch_back(
-    dy: Tensor, x: Tensor, y: Tensor | None, args: tuple[Tensor, ...], eps: float, own: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dweight and dbias, of weight, mean, variance [G, C]; y where ReLU followed. All lie in memory as x does."""
+    dy: Tensor, x: Tensor, y: Tensor | None, args: tuple[Tensor, ...], eps: float, own: bool,
+    counts: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """dx, dweight and dbias, of weight, mean, variance [G, C]; y where ReLU followed. All lie in memory as x does.
+    `counts` as in `batch_moments`."""
     cut, shape, programs, few = _plan(x)
     clients, _, channels, _ = x.shape
     weight, mean, var = args
@@ -249,9 +283,11 @@ def batch_back(
     parts = blank(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
     _slopes[(programs,)](dy, x, after, mean, var, parts, *cut, eps, *shape[:5], relu, *shape[5:])
     slopes = blank(2, clients, channels, dtype=torch.float32, device=x.device)
-    _together[(few,)](parts, slopes, *cut, channels, True, shape[-1])
-    dx = blank_like(x)
+    _together[(few,)](parts, slopes, *cut, channels, True, False, shape[-1])
+    dx, counted = blank_like(x), counts is not None
+    some = (x, mean) if counts is None else (counts.contiguous(), (counts != 0).sum(1, dtype=torch.float32))
+    flags = (own, relu, counted)
     _unscale[(programs,)](
-        dy, x, after, weight, mean, var, slopes, dx, clients, *cut, eps, *shape[:5], own, relu, *shape[5:]
+        dy, x, after, *some, weight, mean, var, slopes, dx, clients, *cut, eps, *shape[:5], *flags, *shape[5:]
     )  # fmt: skip
     return dx, slopes[1], slopes[0]

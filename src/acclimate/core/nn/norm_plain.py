@@ -2,6 +2,8 @@
 
 With u the normalised x, r one over the spread, g = dy * weight, and T(v) = v - mean(v) - u * mean(v * u), the gradient
 is dx = r * T(g). T is symmetric, and pulls a slope of u back to x, which gives the second one in a few more means.
+Where some samples count for the statistics and others do not, means are sums over the number of those that do, what
+T takes away is taken from them alone, and its transpose takes away means over them.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ class Norm:
     own: bool = True
     """Whether the statistics are the input's own; else they are given."""
     relu: bool = False
+    counted: bool = False
+    """Whether batch statistics are those of some samples; counts [G, B] then say which, by not being zero."""
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -50,26 +54,35 @@ class Norm:
         axes = {"batch": (1, 3), "group": (1, 4), "layer": (1,)}[self.kind]
         return x.sum(axes).reshape(like.shape).to(like.dtype)
 
-    def mean(self, x: Tensor) -> Tensor:
-        """Over what shares statistics, with axes of length one."""
-        return x.mean(self.axes, keepdim=True)
+    def mean(self, x: Tensor, counts: Tensor | None) -> Tensor:
+        """Over what shares statistics, with axes of length one; a sum over as many as count, where some do not."""
+        if counts is None:
+            return x.mean(self.axes, keepdim=True)
+        many = (counts != 0).sum(1).clamp_min(1) * x.shape[3]
+        return x.sum(self.axes, keepdim=True) / many.view(-1, 1, 1, 1)
 
-    def stats(self, x: Tensor, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
+    def stats(self, x: Tensor, mean: Tensor | None, var: Tensor | None, counts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Mean and variance of wide x with axes of length one: its own, or those given."""
         if mean is None or var is None or self.own:
-            mean = self.mean(x)
-            return mean, self.mean((x - mean).square())
+            mean = self.mean(counting(x, counts), counts)
+            return mean, self.mean(counting((x - mean).square(), counts), counts)
         for axis in self.axes:
             mean, var = mean.unsqueeze(axis), var.unsqueeze(axis)
         return mean, var
 
 
+def counting(x: Tensor, counts: Tensor | None) -> Tensor:
+    """x [G, B, C, P] of the samples that count, and zero for others."""
+    return x if counts is None else torch.where(counts[:, :, None, None] != 0, x, 0.0)
+
+
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor, add: Tensor | None, mean: Tensor | None, var: Tensor | None, norm: Norm
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor, bias: Tensor, add: Tensor | None, mean: Tensor | None, var: Tensor | None,
+    counts: Tensor | None, norm: Norm,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """y, mean and variance."""
     wide = norm.wide(x)
-    m, v = norm.stats(wide, mean, var)
+    m, v = norm.stats(wide, mean, var, counts)
     y = (wide - m) * (v + norm.eps).rsqrt() * norm.across(weight) + norm.across(bias)
     y = y if add is None else y + norm.wide(add)
     m, v = (mean, var) if mean is not None and var is not None else (s.squeeze(norm.axes) for s in (m, v))
@@ -77,41 +90,41 @@ def forward(
 
 
 def back(
-    dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, mean: Tensor, var: Tensor, norm: Norm
-) -> tuple[Tensor, Tensor, Tensor]:
+    dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, mean: Tensor, var: Tensor, counts: Tensor | None,
+    norm: Norm,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dx, dweight and dbias; y where ReLU followed."""
     dy = dy if y is None else torch.where(y > 0, dy, 0.0)
     wide, d = norm.wide(x), norm.wide(dy)
-    m, v = norm.stats(wide, mean, var)
+    m, v = norm.stats(wide, mean, var, counts)
     r = (v + norm.eps).rsqrt()
     u, g = (wide - m) * r, d * norm.across(weight)
-    g = _through(g, u, norm) if norm.own else g
+    g = _through(g, u, counts, norm) if norm.own else g
     return norm.narrow(r * g, x), norm.total(d * u, weight), norm.total(d, weight)
 
 
 def back_again(
     ways: tuple[Tensor, ...], dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, stats: tuple[Tensor, ...],
-    norm: Norm,
+    counts: Tensor | None, norm: Norm,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients that reach dy, x and weight from those of `back`'s three results."""
     masked = dy if y is None else torch.where(y > 0, dy, 0.0)
     wide, d, a = norm.wide(x), norm.wide(masked), norm.wide(ways[0])
     w, p, q = (norm.across(t) for t in (weight, ways[1], ways[2]))
-    m, v = norm.stats(wide, *stats)
+    m, v = norm.stats(wide, *stats, counts)
     r = (v + norm.eps).rsqrt()
-    u, g = (wide - m) * r, d * w
-    t = _through(a, u, norm) if norm.own else a
-    to_dy = norm.narrow(w * r * t + p * u + q, dy)
+    u, g, some = (wide - m) * r, d * w, counting(a, counts)
     if norm.own:
-        au, gu = norm.mean(a * u), norm.mean(g * u)
-        both = norm.mean(a * g) - norm.mean(a) * norm.mean(g) - au * gu
-        to_x = r * _through(p * d - r * (a * gu + g * au), u, norm) - u * r.square() * both
+        mean, au, gu = (norm.mean(v, counts) for v in (some, some * u, g * u))
+        t, both = a - mean - u * au, norm.mean(a * g, counts) - mean * norm.mean(g, counts) - au * gu
+        to_x = r * _through(p * d - r * (some * gu + g * au), u, counts, norm) - counting(u, counts) * r.square() * both
     else:
-        to_x = r * p * d
+        t, to_x = a, r * p * d
+    to_dy = norm.narrow(w * r * t + p * u + q, dy)
     to_dy = to_dy if y is None else torch.where(y > 0, to_dy, 0.0)
     return to_dy, norm.narrow(to_x, x), norm.total(d * r * t, weight)
 
 
-def _through(v: Tensor, u: Tensor, norm: Norm) -> Tensor:
+def _through(v: Tensor, u: Tensor, counts: Tensor | None, norm: Norm) -> Tensor:
     """T of v: what of it goes through statistics that are x's own."""
-    return v - norm.mean(v) - u * norm.mean(v * u)
+    return v - counting(norm.mean(v, counts), counts) - counting(u * norm.mean(v * u, counts), counts)

@@ -40,12 +40,14 @@ Stats = tuple[Tensor, Tensor] | None
 
 def batch(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, stats: Stats = None, add: Tensor | None = None,
-    relu: bool = False,
+    relu: bool = False, counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Batch norm of [B, C, ...] with its own mean and variance, or with those given; and the two that were used."""
+    """Batch norm of [B, C, ...] with its own mean and variance, or with those given; and the two that were used. Its
+    own are those of the samples whose `counts` [B] are not zero."""
     mean, var = (s.unsqueeze(0) for s in stats) if stats is not None else (None, None)
-    norm = Norm("batch", eps, own=stats is None, relu=relu)
-    y, mean, var = _Norm.apply(_flat(x), weight.unsqueeze(0), bias.unsqueeze(0), _flat(add), mean, var, norm)
+    norm = Norm("batch", eps, own=stats is None, relu=relu, counted=counts is not None)
+    some = None if counts is None else counts.unsqueeze(0)
+    y, mean, var = _Norm.apply(_flat(x), weight.unsqueeze(0), bias.unsqueeze(0), _flat(add), mean, var, some, norm)
     return y.squeeze(0).reshape(x.shape), mean.squeeze(0), var.squeeze(0)
 
 
@@ -54,14 +56,14 @@ def group(
 ) -> Tensor:
     """Group norm of [B, C, ...]."""
     norm = Norm("group", eps, groups, relu=relu)
-    y = _Norm.apply(_flat(x), weight.unsqueeze(0), bias.unsqueeze(0), _flat(add), None, None, norm)[0]
+    y = _Norm.apply(_flat(x), weight.unsqueeze(0), bias.unsqueeze(0), _flat(add), None, None, None, norm)[0]
     return y.squeeze(0).reshape(x.shape)
 
 
 def layer(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer norm of [..., C] over the last axis."""
     rows = x.reshape(1, -1, x.shape[-1])
-    y = _Norm.apply(rows, weight.unsqueeze(0), bias.unsqueeze(0), None, None, None, Norm("layer", eps))[0]
+    y = _Norm.apply(rows, weight.unsqueeze(0), bias.unsqueeze(0), None, None, None, None, Norm("layer", eps))[0]
     return y.squeeze(0).reshape(x.shape)
 
 
@@ -73,30 +75,31 @@ def _flat(x: Any) -> Any:
 
 
 class _Norm(torch.autograd.Function):
-    """y, mean and variance of x, weight and bias [G, C], and where given, a tensor to add, mean and variance."""
+    """y, mean and variance of x, weight and bias [G, C], and where given, a tensor to add, mean, variance, counts."""
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, add: Tensor | None, mean: Tensor | None, var: Tensor | None, norm: Norm
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        y, m, v = _forward(x, weight, bias, add, mean, var, norm)
+        x: Tensor, weight: Tensor, bias: Tensor, add: Tensor | None, mean: Tensor | None, var: Tensor | None,
+        counts: Tensor | None, norm: Norm,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        y, m, v = _forward(x, weight, bias, add, mean, var, counts, norm)
         return (y, m, v) if norm.own else (y, m.view_as(m), v.view_as(v))  # an argument may not be a result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, _, add, _, _, ctx.norm = inputs
+        x, weight, _, add, _, _, counts, ctx.norm = inputs
         y, mean, var = output
         ctx.added = add is not None
         ctx.mark_non_differentiable(mean, var)
-        ctx.save_for_backward(x, weight, mean, var, y if ctx.norm.relu else None)
+        ctx.save_for_backward(x, weight, mean, var, y if ctx.norm.relu else None, counts)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        x, weight, mean, var, y = ctx.saved_tensors
+        x, weight, mean, var, y, counts = ctx.saved_tensors
         if ctx.added and y is not None:  # what was added needs this, too
             dy, y = torch.where(y > 0, dy, 0.0), None
-        dx, dweight, dbias = _Back.apply(dy, x, weight, y, mean, var, ctx.norm)
-        return dx, dweight, dbias, dy if ctx.added else None, None, None, None
+        dx, dweight, dbias = _Back.apply(dy, x, weight, y, mean, var, counts, ctx.norm)
+        return dx, dweight, dbias, dy if ctx.added else None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -104,13 +107,14 @@ class _Norm(torch.autograd.Function):
 
 
 class _Back(torch.autograd.Function):
-    """dx, dweight and dbias of dy, x, weight [G, C], y (where ReLU followed, else None), mean and variance."""
+    """dx, dweight and dbias of dy, x, weight [G, C], y (where ReLU followed, else None), mean, variance and counts."""
 
     @staticmethod
     def forward(
-        dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, mean: Tensor, var: Tensor, norm: Norm
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return _backward(dy, x, weight, y, mean, var, norm)
+        dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, mean: Tensor, var: Tensor, counts: Tensor | None,
+        norm: Norm,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        return _backward(dy, x, weight, y, mean, var, counts, norm)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -119,9 +123,9 @@ class _Back(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *ways: Tensor) -> tuple[Tensor | None, ...]:
-        dy, x, weight, y, mean, var = ctx.saved_tensors
-        to = norm_plain.back_again(ways, dy, x, weight, y, (mean, var), ctx.norm)
-        return *to, None, None, None, None
+        dy, x, weight, y, mean, var, counts = ctx.saved_tensors
+        to = norm_plain.back_again(ways, dy, x, weight, y, (mean, var), counts, ctx.norm)
+        return *to, None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -141,26 +145,30 @@ def _mapped(
 
 
 def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor, add: Tensor | None, mean: Tensor | None, var: Tensor | None, norm: Norm
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor, bias: Tensor, add: Tensor | None, mean: Tensor | None, var: Tensor | None,
+    counts: Tensor | None, norm: Norm,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     x = _dense(x)
     if not _works(x, norm):
-        return norm_plain.forward(x, weight, bias, add, mean, var, norm)
+        return norm_plain.forward(x, weight, bias, add, mean, var, counts, norm)
     weight, bias, other = weight.contiguous(), bias.contiguous(), _placed(add, x)
     if norm.kind == "layer":
         return sample_kernels.layer_scale(x, weight, bias, norm.eps)
     if norm.kind == "group":
         return sample_kernels.group_scale(x, weight, bias, other, norm.groups, norm.eps, norm.relu)
-    mean, var = norm_kernels.batch_moments(x) if mean is None or var is None else (mean.contiguous(), var.contiguous())
+    if mean is None or var is None:
+        mean, var = norm_kernels.batch_moments(x, counts)
+    mean, var = mean.contiguous(), var.contiguous()
     return norm_kernels.batch_scale(x, (weight, bias, mean, var), other, norm.eps, norm.relu), mean, var
 
 
 def _backward(
-    dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, mean: Tensor, var: Tensor, norm: Norm
-) -> tuple[Tensor, Tensor, Tensor]:
+    dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, mean: Tensor, var: Tensor, counts: Tensor | None,
+    norm: Norm,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     x = _dense(x)
     if not _works(x, norm):
-        return norm_plain.back(dy, x, weight, y, mean, var, norm)
+        return norm_plain.back(dy, x, weight, y, mean, var, counts, norm)
     dy, y = _placed(dy, x), _placed(y, x)
     args = weight.contiguous(), mean.contiguous(), var.contiguous()
     if norm.kind == "layer":
@@ -168,7 +176,7 @@ def _backward(
     elif norm.kind == "group":
         found = sample_kernels.group_back(dy, x, y, args, norm.groups, norm.eps)
     else:
-        found = norm_kernels.batch_back(dy, x, y, args, norm.eps, norm.own)
+        found = norm_kernels.batch_back(dy, x, y, args, norm.eps, norm.own, counts)
     return found[0], found[1].to(weight.dtype), found[2].to(weight.dtype)
 
 
@@ -194,7 +202,7 @@ def _works(x: Tensor, norm: Norm) -> bool:
     width = x.shape[2] if norm.kind == "layer" else 2 * x.shape[2]
     if norm.kind != "batch" and width > WIDEST:
         return False
-    key = (norm.kind, norm.groups, norm.own, norm.relu, x.shape[2:], x.stride()[1:], x.dtype, x.device)
+    key = (norm.kind, norm.groups, norm.own, norm.relu, norm.counted, x.shape[2:], x.stride()[1:], x.dtype, x.device)
     if rehearsal.running() and key not in _tried:
         return _rehearsed(key, x, norm)
     if key not in _tried and not x.is_cuda:
@@ -226,12 +234,14 @@ def _trial(x: Tensor, norm: Norm) -> str | None:
         weight, bias, mean, var = torch.rand(4, 2, x.shape[2], generator=g, device=x.device)
         weight, bias = weight.to(x.dtype), bias.to(x.dtype)
         m, v = (None, None) if norm.own else (mean, var)
+        some = (torch.arange(size[1], device=x.device) % 3 != 1).float().expand(2, -1) if norm.counted else None
         try:
-            y, m, v = ours = _forward(a, weight, bias, None, m, v, norm)
+            y, m, v = ours = _forward(a, weight, bias, None, m, v, some, norm)
             after = y if norm.relu else None
-            back = _backward(dy, a, weight, after, m, v, norm)
-            theirs = norm_plain.forward(a, weight, bias, None, None if norm.own else m, None if norm.own else v, norm)
-            there = norm_plain.back(dy, a, weight, after, m, v, norm)
+            back = _backward(dy, a, weight, after, m, v, some, norm)
+            mean, var = (None, None) if norm.own else (m, v)
+            theirs = norm_plain.forward(a, weight, bias, None, mean, var, some, norm)
+            there = norm_plain.back(dy, a, weight, after, m, v, some, norm)
             for mine, other in zip((*ours, *back), (*theirs, *there), strict=True):
                 apart = float((mine - other).float().norm() / other.float().norm().clamp(min=1e-20))
                 if not apart <= APART[x.dtype]:

@@ -231,5 +231,5 @@ def layer_back(dy: Tensor, x: Tensor, args: tuple[Tensor, ...], eps: float) -> t
     _layer_back[(clients * cut[2],)](dy, x, *args, dx, parts, *cut, eps, *shape)
     slopes = blank(2, clients, channels, dtype=torch.float32, device=x.device)
     columns = min(shape[2], 64)
-    _together[(clients * _cut(channels, columns),)](parts, slopes, *cut, channels, True, columns)
+    _together[(clients * _cut(channels, columns),)](parts, slopes, *cut, channels, True, False, columns)
     return dx, slopes[1], slopes[0]
