@@ -149,3 +149,12 @@ def test_what_is_said_of_them_is_so(cifar10):
     assert abs(last("fedavg", "original", 0) - last("moon/mu=0.1", "original")) < 1.5
     for name in ("fedlc", "fedntd"):
         assert 2 < last("fedavg", "original", 0) - last(name, "original") < 3.5
+
+
+def test_methods_far_below_fedavg_on_the_digits_are_named():
+    rows = stored("digits")
+    assert all("accuracy" in r for own in rows.values() for r in own)
+    own = {n: statistics.mean(r["accuracy"]["last"]["original"] for r in kept) for n, kept in rows.items()}
+    far = {name for name, value in own.items() if value < own["fedavg"] - 5}
+    assert far == {"fedlc", "fedntd", "fedatp/pretrain=5"} and own["fedatp"] > own["fedavg"] - 5
+    assert "only `fedlc`, `fedntd` and `fedatp/pretrain=5` end more than 5 points below FedAvg on `original`" in PAGE
