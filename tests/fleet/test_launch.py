@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclima
 
 from fakes import FakeGrid, experiment
 
+import acclimate as ac
 from acclimate import store
 from acclimate.backends import Serial
 from acclimate.fleet import launch, local_processes, loopback, server_app
@@ -164,3 +165,13 @@ def test_only_a_run_of_a_fleet_is_deployed_and_no_other_is_touched(tmp_path, fle
     with pytest.raises(store.RunError, match=said):
         launch.deploy(folder, "last", "", fleet)
     assert sorted(folder.glob("*")) == before
+
+
+def test_an_adapter_that_the_run_does_not_have_is_refused_before_anything_is_started(tmp_path, fleet, monkeypatch):
+    folder = tmp_path / "run"
+    made = replace(experiment(), adapters=(ac.adapters.NoAdapt(), ac.adapters.T3A()))
+    store.RunFolder.create(folder, made, torch.device("cpu"))
+    monkeypatch.setattr(launch, "submit", lambda *args, **more: iter([{"event": "deployed", **more}]))
+    with pytest.raises(ValueError, match="adapter='tentt' must be one of the run's: none, t3a"):
+        launch.deploy(folder, "last", "tentt", fleet)
+    assert launch.deploy(folder, "last", "t3a", fleet) == {"selection": "last", "adapter": "t3a"}

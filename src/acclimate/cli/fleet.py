@@ -73,7 +73,10 @@ def down(folder: Folder = None) -> None:
 @fleet_app.command()
 def deploy(
     run: Annotated[Path, typer.Argument(help="A finished run that was trained on the fleet.")],
-    adapter: Annotated[str, typer.Option(help="The adapter that serves (default: the run's first).")] = "",
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Which of the run's adapters serves, as for `deploy`: adapters=tent")
+    ] = None,
+    adapter: Annotated[str, typer.Option(help="The same by its name alone (default: the run's first).")] = "",
     selection: Annotated[str, typer.Option(help="Whose model: the `last` round's, or that of `validation`.")] = "last",
     trust: Trust = False,
     as_json: Json = False,
@@ -81,7 +84,7 @@ def deploy(
     """Leave each node with its live model, and test it there: metrics are all that comes back."""
     from ..fleet import launch
 
-    deployed = launch.deploy(run, selection, adapter)
+    deployed = launch.deploy(run, selection, _adapter(adapter, settings or []))
     if as_json:
         typer.echo(document("fleet-deploy", deployed=deployed))
         return
@@ -89,6 +92,16 @@ def deploy(
     for stream, accuracy in deployed["accuracy"].items():
         mean = sum(accuracy) / len(accuracy)
         typer.echo(f"  {stream:<16} {deployed['adapter']:<10} {mean:.1%}")
+
+
+def _adapter(named: str, settings: list[str]) -> str:
+    """The adapter that `--adapter` or `adapters=` names; a fleet's nodes serve it as the run has it."""
+    for typed in settings:
+        key, _, name = typed.partition("=")
+        if key != "adapters" or not name or "," in name or named not in ("", name):
+            raise ValueError(f"{typed!r}: `fleet deploy` takes one of the run's adapters, as it is: adapters=NAME")
+        named = name
+    return named
 
 
 @fleet_app.command()

@@ -254,7 +254,7 @@ def main() -> None:
     heart: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if _loads(sys.argv[1:]) and not _hushed():
         typer.echo("acclimate: loading torch ...", err=True)  # takes seconds, minutes on a slow disk
-        heart = beating(Heartbeat(sys.stderr, sys.argv[1]))
+        heart = beating(Heartbeat(sys.stderr, _called(sys.argv[1:])))
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that module:Class finds a user's own file in the current folder
     try:
@@ -265,6 +265,11 @@ def main() -> None:
         _fail("stopped before anything was saved", 130)
     except Exception as e:
         _explain(e)
+
+
+def _called(typed: list[str]) -> str:
+    """The command in words: `fleet deploy`, where a command has commands of its own."""
+    return " ".join(typed[: 2 if typed[0] in ("data", "fleet", "reproduce") else 1])
 
 
 def _loads(typed: list[str]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from .. import store
 from ..backends.flower.engine import Flower
 from ..core import Stacked, State
+from ..experiment import Experiment, labels
 from ..running import run as api
 from ..running.watch import Watch
 from . import admin
@@ -62,7 +63,9 @@ def _server(event: dict[str, Any]) -> Process | None:
 
 def deploy(folder: Path, selection: str, adapter: str, fleet: Fleet | None = None) -> dict[str, Any]:
     """Leave each node with its live model. Returns what was deployed, and every stream's accuracy by client."""
-    _on_flower(folder)
+    known = labels.distinct(_on_flower(folder).adapters)
+    if adapter not in ("", *known):  # before a run is started on the fleet, which takes a minute
+        raise ValueError(f"adapter='{adapter}' must be one of the run's: {', '.join(known)}")
     deployed: dict[str, Any] = {}
     for event in submit(folder, "deploy", fleet or current(), selection=selection, adapter=adapter):
         _pass_on(event, Watch(), folder)
@@ -71,12 +74,14 @@ def deploy(folder: Path, selection: str, adapter: str, fleet: Fleet | None = Non
     return deployed
 
 
-def _on_flower(folder: Path) -> None:
-    """Raise an error where a folder holds no run, or one that was not trained on a fleet and has no nodes."""
-    backend = store.RunFolder(folder).experiment().backend
+def _on_flower(folder: Path) -> Experiment:
+    """The experiment; an error where a folder holds no run, or one that was not trained on a fleet and has no nodes."""
+    experiment = store.RunFolder(folder).experiment()
+    backend = experiment.backend
     if not isinstance(backend, Flower):
         name = type(backend).__name__.lower()
         raise store.RunError(f"{folder} was trained with backend={name}; `fleet deploy` takes a run of backend=flower")
+    return experiment
 
 
 def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[str, Any]]:
