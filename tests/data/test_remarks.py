@@ -64,6 +64,7 @@ def test_a_table_without_any_number_says_why():
         ([9999 if i % 10 == 0 else i for i in range(60)], "has 9999 in 6 rows, and 1 to 59 in all others"),
         ([-1 if i % 10 == 0 else i / 10 for i in range(60)], ""),  # not far from the others
         ([0 if i % 2 else 100 for i in range(60)], ""),
+        ([-500 if i % 10 == 0 else i / 10 for i in range(60)], ""),  # no number that is used so
         ([-999] + [i / 10 for i in range(59)], ""),  # once may be measured
         (list(range(60)), ""),
     ],

@@ -137,8 +137,8 @@ def _about(features: Sequence[Feature], rows: Tensor, y: Tensor) -> list[str]:
         notes.append(f"the same in all training rows, which tells nothing: {_some(flat)} (data.drop)")
     if telling := [c for c in varied if _tells(c, features, rows, y)]:
         notes.append(
-            f"the class of every training row follows from {_some(sorted(telling))}; leave it out if it is known only once "
-            "the class is (data.drop)"
+            f"the class of every training row follows from {_some(sorted(telling))}; leave it out if it is known "
+            "only once the class is (data.drop)"
         )
     return notes
 
