@@ -111,7 +111,7 @@ def back_again(
     masked = dy if y is None else torch.where(y > 0, dy, 0.0)
     wide, d, a = norm.wide(x), norm.wide(masked), norm.wide(ways[0])
     w, p, q = (norm.across(t) for t in (weight, ways[1], ways[2]))
-    m, v = norm.stats(wide, *stats, counts)
+    m, v = norm.stats(wide, stats[0], stats[1], counts)
     r = (v + norm.eps).rsqrt()
     u, g, some = (wide - m) * r, d * w, counting(a, counts)
     if norm.own:
