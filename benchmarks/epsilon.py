@@ -60,7 +60,7 @@ def trainings_of(
 ) -> torch.Tensor:
     """What the attacker sees of many trainings of a logistic model, [trainings, rounds]: how far each release points
     along the client, in units of the clip."""
-    keys, secret = [dp.cohort_key(secrets.new()) for _ in range(count)], secrets.new()
+    keys, secret = [dp.cohort_key(secrets.new(), 0) for _ in range(count)], secrets.new()
     x, y = data[:, :-1], data[:, -1]
     w, seen = torch.zeros(count, x.shape[1]), []
     worst = torch.eye(x.shape[1])[0] * 1e6  # the client pulls one way with all that clipping leaves

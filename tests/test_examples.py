@@ -25,7 +25,7 @@ SAYS = {
     ],
     "own_adapter.py": [
         r"(?m)^fedavg\S* +Prior( +\d\d\.\d ±\d+){3}",
-        r"with a reset after every batch:\nmethod +adapter +corrupted",
+        r"with a reset after every batch:\naccuracy .*\nmethod +adapter +corrupted",
     ],
     "own_data_and_model.py": [
         r"1200 examples of 4 classes, training sizes \[\d+, \d+, \d+\]",

@@ -51,3 +51,24 @@ def test_sentences_about_cifar10():
         assert f"{100 * rows[variant]['accuracy']:.2f}" in PAGE
     tent = [100 * rows[f"Tent: {how}"]["accuracy"] for how in HOW]
     assert max(tent) - min(tent) < 0.1
+
+
+ARRIVED = ("", ": uniform", ": similarity", ": similarity, every 5 batches", ": FedTSA", ": group known")
+
+
+@pytest.mark.parametrize("batch", [16, 4])
+def test_statistics_of_arrived_batches_are_as_stored(batch):
+    (line,) = re.findall(rf"^\| {batch} \| (.*) \|$", PAGE, re.MULTILINE)
+    rows = entry(f"digits, 20 clients, batch {batch}")
+    for cell, how in zip(line.split(" | "), ARRIVED, strict=True):
+        told, spread = cell.replace("*", "").split(" ±")
+        row = rows[f"statistics of each batch{how}"]
+        assert float(told) == pytest.approx(100 * row["accuracy"], abs=0.0051)
+        assert float(spread) == pytest.approx(100 * row["std_over_seeds"], abs=0.051)
+    own, similar, far, even = (
+        rows[f"statistics of each batch{how}"] for how in (*ARRIVED[:1], *ARRIVED[2:4], ARRIVED[1])
+    )
+    above = [100 * (a - b) for a, b in zip(similar["each"], own["each"], strict=True)]
+    assert "by {:.1f}, {:.1f} and {:.1f}".format(*above) in PAGE and min(above) > 0
+    assert min(a - b for a, b in zip(similar["each"], even["each"], strict=True)) > 0.05, "far above uniform"
+    assert f"{similar['exchanged_bytes']:,}" in PAGE and f"{far['exchanged_bytes']:,}" in PAGE

@@ -346,7 +346,8 @@ def test_a_run_in_memory_says_to_pass_the_data_again():
     [
         (np.zeros((4, 2)), [0, 1, 0], {}, r"y has shape \(3,\) and x 4 rows"),
         (np.zeros((4, 2)), [0, 0, 0, 0], {}, "'y' has one class, '0'; give a column with two or more"),
-        (np.zeros((4, 2)), np.eye(4), {}, "several labels per row are not"),
+        (np.zeros((4, 2)), np.ones((4, 4)), {}, "several labels per row are not"),
+        (np.zeros((4, 2)), np.eye(4), {}, r"give y.argmax\(1\), as every row has a single 1"),
         (np.zeros((60, 2)), np.linspace(0, 1, 60), {}, "60 different values in 60 rows, as a regression target has"),
         (np.zeros(4), [0, 1, 0, 1], {}, r"x has shape \(4,\); it must be"),
         (np.full((2, 2, 2), np.nan), [0, 1], {}, "x holds values that are not finite"),

@@ -27,7 +27,7 @@ from ..ops.statistics import Noted, apart, running_of, with_buffers
 
 
 @dataclass(frozen=True)
-class Arrived(Exchanging):
+class OnArrival(Exchanging):
     """The base of adapters whose clients exchange the batch-norm statistics of a batch that is not answered yet."""
 
     def refusal(self, task: Task, model: Tree) -> str | None:
@@ -51,7 +51,7 @@ class Arrived(Exchanging):
 
 
 @dataclass(frozen=True)
-class BNTogether(Arrived):
+class BNTogether(OnArrival):
     """Answers with a mean of the statistics that alike clients have on the batches that have just arrived."""
 
     weights: Literal["similarity", "uniform", "own"] = "similarity"

@@ -23,11 +23,11 @@ from torch import Tensor
 from ..core import Adam, Gather, Optimizer, Predict, Rules, Task, Tree, check, rng
 from ..ops import attending
 from ..ops.mixing import mixed
-from .bn_together import Arrived
+from .bn_together import OnArrival
 
 
 @dataclass(frozen=True)
-class FedTSA(Arrived):
+class FedTSA(OnArrival):
     """Answers with a mix of all clients' batch statistics, by attention over time and clients (Zhang et al., 2024)."""
 
     window: int = 5
