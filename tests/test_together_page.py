@@ -72,3 +72,18 @@ def test_statistics_of_arrived_batches_are_as_stored(batch):
     assert "by {:.1f}, {:.1f} and {:.1f}".format(*above) in PAGE and min(above) > 0
     assert min(a - b for a, b in zip(similar["each"], even["each"], strict=True)) > 0.05, "far above uniform"
     assert f"{similar['exchanged_bytes']:,}" in PAGE and f"{far['exchanged_bytes']:,}" in PAGE
+
+
+KNOWN = json.loads((ROOT / "results" / "adapters" / "groups.json").read_text())["rows"]
+COLUMNS = ("bn", "bn-together, uniform", "bn-together", "fedtsa", "bn-together, group known")
+
+
+@pytest.mark.parametrize("cell", KNOWN)
+def test_the_known_network_is_as_stored(cell):
+    clients, batch = re.fullmatch(r"(\d+) clients, batch (\d+)", cell).groups()
+    (line,) = re.findall(rf"^\| {clients} \({batch}\) \| ([^`\n]*) \|$", PAGE.split("### CIFAR-10")[0], re.MULTILINE)
+    seeds, *told, sent = line.replace("*", "").split(" | ")
+    own = [[KNOWN[cell][name][seed]["accuracy"] for seed in seeds.split(", ")] for name in COLUMNS]
+    assert [float(t) for t in told] == pytest.approx([sum(each) / len(each) for each in own], abs=0.0051)
+    assert all(similar > alone for alone, similar in zip(own[0], own[2], strict=True))
+    assert int(sent.replace(",", "")) == KNOWN[cell]["bn-together"]["0"]["bytes"]
