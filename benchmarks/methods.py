@@ -216,7 +216,10 @@ def main() -> None:
     rows: dict[str, Row] = {name: row for other in stored for name, row in other["rows"].items()}
     where = environment(device_of(given.device))
     if given.merge:
-        where = {**stored[-1]["environment"], "command": command(), "parts": [s["environment"] for s in stored]}
+        made = [part["environment"] for part in stored]
+        said = {key: value for one in made for key, value in one.items() if key == "renamed"}
+        parts = [run for one in made for run in one.get("parts", [one])]
+        where = {**made[-1], **said, "command": command(), "parts": parts}
         save(given.out, study, where, rows)
     if given.runs:
         rows |= stored_runs(given.runs, given)
