@@ -128,3 +128,35 @@ def test_kernels_for_any_number_of_keys_and_clients_are_compiled_once():
     done = run("-c", ANY_NUMBER, limit=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(["_mix", "_unsound"])
+
+
+DRIVER = """
+from threading import Event
+import torch, triton
+from triton.backends.nvidia import driver
+from acclimate.core.nn import rehearsal
+
+go = Event()
+
+class Utils:
+    def __init__(self):
+        assert go.wait(60)
+        self.load_binary = "loads"
+
+driver.CudaUtils = Utils
+torch.cuda.is_available, torch.cuda.current_device = lambda: True, lambda: 0
+torch.cuda.get_device_capability = lambda *_: (9, 0)
+rehearsal.prepare()
+first = triton.runtime.driver.active
+print(type(first) is driver.CudaDriver, first.get_current_device(), first.get_current_target().arch)
+go.set()
+print(first.utils.load_binary, first.launcher_cls is driver.CudaLauncher)
+print(type(triton.runtime.driver.active) is driver.CudaDriver)
+"""
+
+
+@needs_triton
+def test_tritons_own_driver_knows_its_device_before_its_c_code_is_compiled():
+    done = run("-c", DRIVER, limit=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-3:] == ["False 0 90", "loads True", "True"]

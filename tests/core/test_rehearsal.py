@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from acclimate.core.nn import conv, fastest, forked, implicit, kernels, rehearsal, trials
+from acclimate.core.nn import beforehand, conv, fastest, forked, implicit, kernels, rehearsal, trials
 
 FOLDER = Path(rehearsal.__file__).parent
 on_a_gpu = pytest.mark.skipif(
@@ -303,7 +303,7 @@ def test_triton_names_itself_once_in_a_thread_before_anything_is_compiled(cached
         order.append("named")
         raise OSError("what goes wrong is found again when it is needed")
 
-    monkeypatch.setattr(rehearsal, "_naming", [])
+    monkeypatch.setattr(beforehand, "_threads", [])
     monkeypatch.setattr(forked, "possible", lambda: False)
     cached.runtime.cache.triton_key = name
     rehearsal.prepare()
@@ -321,9 +321,70 @@ def test_triton_names_itself_once_in_a_thread_before_anything_is_compiled(cached
     assert order == ["named", "compiled"]
     for other in (None, SimpleNamespace(), SimpleNamespace(runtime=SimpleNamespace(cache=SimpleNamespace()))):
         monkeypatch.setattr(rehearsal, "triton", other)
-        monkeypatch.setattr(rehearsal, "_naming", [])
+        monkeypatch.setattr(beforehand, "_threads", [])
         rehearsal.prepare()
-        assert not rehearsal._naming
+        assert not beforehand._threads
+
+
+class Drivers:
+    """Triton's drivers: the one in use, and the one that is made where none is."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind, self._active = kind, None
+
+    @property
+    def default(self) -> Any:
+        return self.kind()
+
+    @property
+    def active(self) -> Any:
+        self._active = self._active or self.default
+        return self._active
+
+    def set_active(self, driver: Any) -> None:
+        self._active = driver
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_driver_is_made_in_a_thread_and_devices_are_known_meanwhile(
+    triton: Any, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    """Its C code takes as long to compile as a rehearsal does, which needs none of it."""
+    go, here = Event(), current_thread()
+
+    class Known:
+        def __init__(self) -> None:
+            self.device = 3
+
+    class Driver(Known):
+        is_active = staticmethod(lambda: True)
+
+        def __init__(self) -> None:
+            assert go.wait(60)
+            if broken:
+                raise OSError("no C compiler")
+            self.compiled = current_thread()
+            super().__init__()
+
+    other = SimpleNamespace(is_active=lambda: False)
+    drivers = Drivers(Driver)
+    triton.runtime = SimpleNamespace(driver=drivers, cache=SimpleNamespace(triton_key=lambda: "name"))
+    triton.backends = SimpleNamespace(backends={k: SimpleNamespace(driver=d) for k, d in (("a", Driver), ("b", other))})
+    monkeypatch.setattr(beforehand, "_threads", [])
+    rehearsal.prepare()
+    first = drivers.active
+    assert isinstance(first, Driver) and first.device == 3 and not go.is_set()
+    go.set()
+    if broken:
+        with pytest.raises(OSError, match="no C compiler"):
+            _ = first.compiled
+        return
+    assert first.compiled is not here  # it waited
+    assert drivers.active is not first and type(drivers.active) is Driver and drivers.active.device == 3
+    made = drivers.active
+    monkeypatch.setattr(beforehand, "_threads", [])
+    rehearsal.prepare()
+    assert drivers.active is made and len(beforehand._threads) == 1  # whoever had one keeps it
 
 
 def test_longer_kernels_come_first(cached: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,13 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from inspect import signature
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from . import forked
+from . import beforehand, forked
 
 try:
     import triton
@@ -40,8 +40,6 @@ Noted: TypeAlias = dict[Any, tuple[Any, str]]
 
 _late: set[int] = set()
 _running: list[set[Any]] = []
-_naming: list[Thread] = []
-"""The thread that reads Triton's own code, once in a process."""
 
 
 def late(kernel: K) -> K:
@@ -57,16 +55,9 @@ def possible() -> bool:
 
 
 def prepare() -> None:
-    """Have Triton name itself, in a thread: it reads all of its own code before it compiles or loads anything."""
-    name = getattr(getattr(getattr(triton, "runtime", None), "cache", None), "triton_key", None)
-    if possible() and name is not None and not _naming:
-        _naming.append(Thread(target=_named, args=(name,), daemon=True))
-        _naming[0].start()
-
-
-def _named(name: Callable[[], Any]) -> None:
-    with _tolerant():
-        name()
+    """Have threads do what Triton does before it compiles or launches anything."""
+    if possible():
+        beforehand.begin(triton)
 
 
 def running() -> bool:
@@ -176,8 +167,7 @@ def _compile(noted: Noted) -> int:
     """Compile these side by side; how many child processes did. Threads of this process do the rest, and load what is
     in Triton's cache. Those that do not compile will say so when they are launched."""
     waiting, launchers, compiled = _Waiting(), _Launchers(), 0
-    for thread in _naming:
-        thread.join()
+    beforehand.wait()
     makers: dict[str, Future[Any]] = {}  # of kernels that are launched alike the shortest has their launcher made
     with ThreadPoolExecutor(forked.cores()) as threads, triton.AsyncCompileMode(waiting, ignore_errors=True):
         try:
