@@ -201,6 +201,41 @@ def test_before_the_first_recording_of_a_process_its_kernels_are_compiled(first)
         assert ran == [2.0] * times and len(first.given) == 1
 
 
+def test_work_that_meets_a_kernel_nobody_compiled_is_rehearsed_and_begins_again(first, monkeypatch):
+    """A smaller work before it found all of its kernels in the cache, so nothing else was rehearsed."""
+    triton = SimpleNamespace(knobs=SimpleNamespace(compilation=SimpleNamespace(listener=None)))
+    triton.knobs.runtime, triton.AsyncCompileMode = SimpleNamespace(jit_cache_hook=None), object
+    monkeypatch.setattr(rehearsal, "triton", triton)
+    in_cache, steps = {"small"}, []
+
+    def launch(kernel):
+        if triton.knobs.compilation.listener is not None:
+            triton.knobs.compilation.listener(src=kernel, cache_hit=kernel in in_cache)
+        in_cache.add(kernel)
+        steps.append(kernel)
+
+    def work():
+        launch("small")
+        try:
+            launch("large")
+        except Exception:
+            steps.append("taken for a failure")
+        launch("last")
+        return "rehearsed"
+
+    first.rehearse.new = 0
+    warming.rehearse([("deploy", lambda: launch("small"))], "engine")
+    warming.rehearse([("serve", work)], "engine")
+    assert first.given == [[None]]
+    steps.clear()
+    in_cache.add("last")  # as the rehearsal, which is a stand-in here, would leave it
+    warming.run(work)
+    assert first.given == [[None], ["rehearsed"]]  # of the work itself
+    assert steps == ["small"] + 2 * ["small", "large", "last"]  # it stopped; the rehearsal; the work
+    warming.run(work)
+    assert len(first.given) == 2 and triton.knobs.compilation.listener is None
+
+
 def test_rehearsals_are_of_new_kinds_of_work_as_long_as_the_first_had_to_compile(first):
     warming.rehearse([("a", lambda: 1), ("b", lambda: 2), ("b", lambda: 3)])
     warming.rehearse([("b", lambda: 4)])

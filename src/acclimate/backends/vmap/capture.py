@@ -248,10 +248,10 @@ class Captured:
 
     def _warm(self, f: Callable[..., Any]) -> None:
         """Run with few steps, so that libraries initialise, kernels compile and constants are made before recording."""
+        work = partial(f, *self._inputs)
         if not warming.begun():
-            warming.rehearse([(None, partial(f, *self._inputs))])
-        with warming.aside():
-            f(*self._inputs)
+            warming.rehearse([(None, work)])
+        warming.run(work)
 
     def _record(self, f: Callable[..., Any], slot: Slot, tidy: bool = False) -> None:
         torch.cuda.synchronize()

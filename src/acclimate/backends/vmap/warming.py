@@ -43,6 +43,21 @@ def rehearse(works: Iterable[tuple[Hashable, Callable[[], Any]]], who: Hashable 
     proven.settle()
 
 
+def run(work: Callable[[], Any]) -> None:
+    """Run this work with few steps. Where one of its kernels turns out not to be in Triton's cache, all of them are
+    compiled side by side, and it begins again: what the rehearsal of smaller work has found there says nothing of
+    this one."""
+    with aside():
+        try:
+            with rehearsal.stopping():
+                work()
+            return
+        except rehearsal.Uncompiled:
+            log.debug("kernels are missing: they are compiled side by side")
+        rehearsal.rehearse(work)
+        work()
+
+
 def begun() -> bool:
     """Whether anything was rehearsed in this process."""
     return bool(_known)

@@ -102,24 +102,48 @@ def rehearse(*works: Callable[[], Any]) -> int | None:
 @contextmanager
 def _counting(most: int) -> Iterator[list[None]]:
     """One for each kernel that is compiled and was not in Triton's cache; `most` where this Triton does not say."""
-    knobs: Any = getattr(triton.knobs, "compilation", None)
-    if not hasattr(knobs, "listener"):
-        yield [None] * most
-        return
     new: list[None] = []
+    with _told(lambda: new.append(None)) as heard:
+        yield new if heard else [None] * most
+
+
+@contextmanager
+def _told(new: Callable[[], None]) -> Iterator[bool]:
+    """As long as this lasts, `new` is called when a kernel was compiled that was not in Triton's cache; False where
+    this Triton does not say."""
+    knobs: Any = getattr(getattr(triton, "knobs", None), "compilation", None)
+    if not hasattr(knobs, "listener"):
+        yield False
+        return
     before = knobs.listener
 
     def listen(**told: Any) -> None:
-        if not told.get("cache_hit"):
-            new.append(None)
         if before is not None:
             before(**told)
+        if not told.get("cache_hit"):
+            new()
 
     knobs.listener = listen
     try:
-        yield new
+        yield True
     finally:
         knobs.listener = before
+
+
+class Uncompiled(BaseException):
+    """A kernel of this work was not in Triton's cache, so that there may be more. It is no Exception: whoever tries a
+    kernel must not take it for the kernel's failure."""
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """What is done inside ends with `Uncompiled` after the first kernel that was not in Triton's cache."""
+
+    def stop() -> None:
+        raise Uncompiled
+
+    with _told(stop) if possible() else nullcontext():
+        yield
 
 
 @contextmanager
