@@ -12,7 +12,7 @@ from acclimate import store
 from acclimate.core import Task, rng
 from acclimate.data import Digits, Dirichlet
 from acclimate.experiment import ConfigError
-from acclimate.models import MLP
+from acclimate.models import MLP, Pretrained
 from acclimate.ops.augment import CropJitter
 from acclimate.recipes import RECIPES, fedspl, fedspl_pacs, index, measures, plan, run, runner, table
 from acclimate.recipes.pages import markdown, remarks, shown
@@ -296,6 +296,10 @@ def test_fedspl_trains_as_its_code_does():
     assert [replace(t, method=t.method.but(opt=None)) for t in tenfold] == [
         replace(t, method=t.method.but(opt=None)) for t in trainings(RECIPES["fedspl/pacs"].cells("paper"))
     ]
+    own = trainings(RECIPES["fedspl/tenfold"].make("paper", "resnet18@file.pth"))
+    assert {(t.model, t.rounds, t.method.record.opt.lr, t.data.size) for t in own} == {
+        (Pretrained("resnet18@file.pth", size=224), 20, 0.01, 64)
+    }
     for t in trained:
         factors = [float(t.method.record.opt.scale(torch.tensor(r), torch.zeros(()))) for r in range(t.rounds)]
         assert factors == pytest.approx([1.0] * (t.rounds * 4 // 5) + [0.1] * (t.rounds // 5))
