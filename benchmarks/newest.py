@@ -146,17 +146,17 @@ def flower(report: Record) -> Figure:
     return times, f"{times:.2f} times less CPU time ({took(used['ours'])}, Flower {took(used['flower'])})"
 
 
-STEPS, LATER, RESNETS, OTHERS, ZIPF, SEEDS, RESNET18 = (
-    f"benchmarks/gpu-h200-{name}.json" for name in ("steps", "fedavg", "resnets", "others", "zipf", "seeds", "resnet18")
+ROUND, RESNETS, OTHERS, ZIPF, SEEDS, RESNET18 = (
+    f"benchmarks/gpu-h200-{name}.json" for name in ("fedavg", "resnets", "others", "zipf", "seeds", "resnet18")
 )
 COLD = ("benchmarks/recording-h200.json", "benchmarks/recording-h200-again.json")
-EVERY = ("benchmarks/testtime-every-h200.json", "benchmarks/testtime-every-h200-second.json")
+EVERY = tuple(f"benchmarks/testtime-every-h200{n}.json" for n in ("", "-second", "-third"))
 FEDAVG = "FedAvg, 20 clients, CNN"
 ROWS = (
-    Row(f"{FEDAVG}, fp32", "50 times", against_loop("fedavg-20"), (STEPS, LATER), "fedavg-20"),
-    Row(f"{FEDAVG}, TF32", "90 times", against_loop("fedavg-20", "ours, TF32"), (STEPS, LATER), "fedavg-20"),
-    Row(f"{FEDAVG}, bf16", "130 times", against_loop("fedavg-20", "ours, bf16"), (STEPS, LATER), "fedavg-20"),
-    Row("that round in TF32, of the TF32 ceiling", "", whole_round, (LATER,), "fedavg-20"),
+    Row(f"{FEDAVG}, fp32", "50 times", against_loop("fedavg-20"), (ROUND,), "fedavg-20"),
+    Row(f"{FEDAVG}, TF32", "90 times", against_loop("fedavg-20", "ours, TF32"), (ROUND,), "fedavg-20"),
+    Row(f"{FEDAVG}, bf16", "130 times", against_loop("fedavg-20", "ours, bf16"), (ROUND,), "fedavg-20"),
+    Row("that round in TF32, of the TF32 ceiling", "", whole_round, (ROUND,), "fedavg-20"),
     Row("its second layer alone, of that", "30 %", second_layer, ("benchmarks/conv-h200-layers.json",)),
     Row("three seeds of it, TF32", "0.25 s", seeds, (SEEDS,), "three-seeds"),
     Row("pfl-research's CIFAR-10", "45 times", pfl_research, (OTHERS,), "pfl-cifar10"),
