@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from acclimate.backends.vmap import capture, graphs, warming
 from acclimate.core.loops import Warming, driven
+from acclimate.ops import augmix
 
 ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "item", "unique", "_unique2")
 """Operations whose result the host must know before it can go on."""
@@ -128,6 +129,7 @@ def taped():
         patch.setattr(capture.Captured, "_warm", warmed)
         patch.setattr(warming, "rehearse", lambda works, who: None)
         patch.setattr(graphs, "forget", lambda pool: None)
+        patch.setattr(augmix, "_looks", lambda base: False)
         made, begin = [], capture.Recorder.__init__
 
         def opened(self, on, exact):

@@ -209,16 +209,26 @@ def test_the_picture_is_drawn_from_the_stored_results(heatmap):
 def test_what_is_said_of_a_federation_is_in_its_table():
     text = (ROOT / "results" / "adapters" / "brfl.md").read_text()
     few, many = text.split("## Dirichlet(1.0)")
-    for part in (few, many):
-        assert "above not adapting on every stream: none" in part and "above FedTHE on every stream: none" in part
+    assert "above not adapting on every stream: none" in few and "above FedTHE on every stream: none" in many
+    assert "above FedTHE on every stream: fedthe/theplus\n" in few
+    assert "above not adapting on every stream: fedavg+finetune/memo\n" in many
     (above,) = re.findall(r"above FedTHE in the mean over streams: (.*)", few)
-    names = [name.removeprefix("fedavg+finetune/") for name in above.split(", ")]
-    said = f"all on fine-tuned models: {', '.join(f'`{n}`' for n in names[:-1])} and `{names[-1]}`."
-    assert len(names) == 8 and f"eight are above FedTHE with `the`, {said}" in PAGE
+    names = [n.removeprefix("fedavg+finetune/") for n in above.split(", ") if n != "fedthe/theplus"]
+    said = f"`theplus`, and on fine-tuned models {', '.join(f'`{n}`' for n in names[:-1])} and `{names[-1]}`."
+    assert len(names) == 10 and f"eleven are above FedTHE with `the`: {said}" in PAGE
+    kept = json.loads((ROOT / "results" / "adapters" / "brfl.json").read_text())["rows"]
+    cells = {(r["case"], r["stream"], r["seed"]): r["accuracy"] for r in kept if r["alpha"] == 0.1 and "accuracy" in r}
+    seeds = sorted({seed for case, _, seed in cells if case == "fedthe/theplus"})
+    gaps = [
+        statistics.mean(cells["fedthe/theplus", stream, s] - cells["fedthe/the", stream, s] for s in seeds)
+        for stream in {r["stream"] for r in kept}
+    ]
+    assert len(seeds) == 2 and f"by {min(gaps):.1f} to {max(gaps):.1f} points (two seeds)" in PAGE
     table = {row[0]: row[1:] for row in ([c.strip() for c in x.strip("|").split("|")] for x in few.splitlines() if x)}
     roid, the = table["fedavg+finetune/roid"], table["fedthe/the"]
     assert f"`roid` {roid[5]}, `the` {the[5]}) and lose on other clients' ({roid[2]} and {the[2]})" in PAGE
     steps = [float(x.split("|")[-3]) for x in text.splitlines() if x.startswith("| fed")]
-    assert len(steps) == 85 and "85 rows" in PAGE
+    assert len(steps) == 120 and "120 rows" in PAGE
     assert f"{min(steps):.3f} to {max(steps):.2f} ms per sample" in PAGE
-    assert {x.split("|")[-4].strip() for x in few.splitlines() if x.startswith("| fed")} == {"2"}  # "two seeds"
+    seeds = [x.split("|")[-4].strip() for x in text.splitlines() if x.startswith("| fed")]
+    assert f"{seeds.count('3')} rows have **three seeds**" in PAGE and set(seeds) == {"1", "2", "3", "2 to 3"}

@@ -135,7 +135,7 @@ def test_what_is_said_of_them_is_so(cifar10):
         return statistics.mean(r["accuracy"]["last"][stream] for r in cifar10[name] if seed in (None, r["seed"]))
 
     for name in ("fedper", "fedas", "fedpac"):
-        assert 86 <= last(name, "original") <= 88 and 20 <= last(name, "out-of-client") <= 22.5
+        assert 86 <= last(name, "original") <= 88 and 21 <= last(name, "out-of-client") <= 23.5
     able = {n: rows for n, rows in cifar10.items() if any("accuracy" in r for r in rows)}
     best = sorted(able, key=lambda n: -last(n, "mixture"))
     assert set(best[:2]) == {"ditto", "fedavg+finetune"}

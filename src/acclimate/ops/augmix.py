@@ -61,7 +61,7 @@ def augmix(
     if augmix_kernel.usable(base):
         mixed: Tensor = augmix_kernel.ChainMixture.apply(base, *each, weight, keep, _GREY)
         return mixed
-    if base.device.type == "cpu":
+    if _looks(base):
         mixed = ChainsOnCpu.apply(base, *each, weight, keep, _only)
         return mixed
     image = base.repeat_interleave(chains, 0)
@@ -70,6 +70,11 @@ def augmix(
     mixed = (weight.view(views, chains, 1, 1, 1) * image.unflatten(0, (views, chains))).sum(1)
     keep = keep.view(views, 1, 1, 1)
     return (keep * base + (1.0 - keep) * mixed) / 255.0
+
+
+def _looks(base: Tensor) -> bool:
+    """Whether the host may look at what was drawn: a GPU would have to be waited for."""
+    return base.device.type == "cpu"
 
 
 class Drawn(NamedTuple):
