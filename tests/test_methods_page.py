@@ -158,3 +158,20 @@ def test_methods_far_below_fedavg_on_the_digits_are_named():
     far = {name for name, value in own.items() if value < own["fedavg"] - 5}
     assert far == {"fedlc", "fedntd", "fedatp/pretrain=5"} and own["fedatp"] > own["fedavg"] - 5
     assert "only `fedlc`, `fedntd` and `fedatp/pretrain=5` end more than 5 points below FedAvg on `original`" in PAGE
+
+
+def test_odpfl_trains_to_the_end_on_cifar10():
+    rows = json.loads((ROOT / "results" / "adapters" / "brfl.json").read_text())["rows"]
+
+    def own(case, alpha):
+        found = {
+            r["seed"]: r["accuracy"] for r in rows if (r["case"], r["alpha"], r["stream"]) == (case, alpha, "original")
+        }
+        assert set(found) == {0, 1, 2}
+        return statistics.mean(found.values())
+
+    even, skewed, plain = own("odpfl/odpfl", 1.0), own("odpfl/odpfl", 0.1), own("fedavg/none", 0.1)
+    said = (
+        f"to {even:.1f} % on `original` at Dirichlet(1.0), and to {skewed:.1f} % at 0.1, where FedAvg has {plain:.1f} ("
+    )
+    assert said in " ".join(PAGE.split())
