@@ -1,5 +1,6 @@
 """Shared set-up: one torch thread per test process; property tests are random by seed, never by clock."""
 
+import gc
 import importlib
 import os
 import signal
@@ -87,3 +88,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))
+
+
+def pytest_collection_finish():
+    """Thousands of tests lie in memory until the end: no collection of garbage need look at them again."""
+    gc.freeze()
