@@ -26,6 +26,25 @@ settings.register_profile(
 settings.load_profile("steady")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def counts_are_balanced_once():
+    """Many tests deal the embedded digits to clients in the same way: for equal tensors the scaling is done once.
+    Tests of `counts.balanced` itself call the real one."""
+    from acclimate.data import dealing
+
+    real, known = dealing.balanced, {}
+
+    def balanced(*given):
+        key = tuple((x.dtype, x.shape, x.numpy().tobytes()) for x in given)
+        if key not in known:
+            known[key] = real(*given)
+        return known[key].clone()
+
+    dealing.balanced = balanced
+    yield
+    dealing.balanced = real
+
+
 @pytest.fixture(autouse=True)
 def no_width_is_set(monkeypatch):
     """Some libraries set COLUMNS for the whole process."""
