@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pytest
@@ -70,9 +69,8 @@ def shards(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Shards:
     return Shards.of(x, y, list(order[: sum(sizes)].split(list(sizes))))
 
 
-@cache
 def task(model: str = "cnn-batch") -> Task:
-    """A task is a record: tests share it."""
+    """A new one for every test: some change it."""
     return Task(MODELS[model], (3, 10, 10), CLASSES, (0.5,) * 3, (0.5,) * 3)
 
 
