@@ -1,5 +1,6 @@
 """Shared set-up: one torch thread per test process; property tests are random by seed, never by clock."""
 
+import gc
 import importlib
 import os
 import signal
@@ -23,6 +24,25 @@ settings.register_profile(
     "steady", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("steady")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def counts_are_balanced_once():
+    """Many tests deal the embedded digits to clients in the same way: for equal tensors the scaling is done once.
+    Tests of `counts.balanced` itself call the real one."""
+    from acclimate.data import dealing
+
+    real, known = dealing.balanced, {}
+
+    def balanced(*given):
+        key = tuple((x.dtype, x.shape, x.numpy().tobytes()) for x in given)
+        if key not in known:
+            known[key] = real(*given)
+        return known[key].clone()
+
+    dealing.balanced = balanced
+    yield
+    dealing.balanced = real
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +107,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))
+
+
+def pytest_collection_finish():
+    """Thousands of tests lie in memory until the end: no collection of garbage need look at them again."""
+    gc.freeze()

@@ -8,6 +8,7 @@ so a replay first spoils all that was made in its graph.
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import ClassVar
 
 import pytest
@@ -53,7 +54,7 @@ class Tape(TorchDispatchMode):
         self.__exit__(None, None, None)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name.removeprefix("aten::")
+        name, view, mutable = _kind(func)
         if name in ASKING or name in WAITING or name == "lift_fresh":
             raise Refused(f"{name} in a recording")
         if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
@@ -61,10 +62,11 @@ class Tape(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if Aside.on:
             return out
-        if not _is_view(func) and not func._schema.is_mutable:
-            self.made_here += [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
-        if not _is_view(func) and "empty" not in name:  # neither is a kernel
-            self.noted.append((func, args, kwargs or {}, out))
+        made = [] if mutable else _tensors(out)
+        if not view:
+            self.made_here += made
+        if not view and "empty" not in name:  # neither is a kernel
+            self.noted.append((func, args, kwargs or {}, made))
         return out
 
     @torch.no_grad()
@@ -73,11 +75,11 @@ class Tape(TorchDispatchMode):
         Tape.replays += 1
         for x in self.made_here:
             x.fill_(SPOILT if x.dtype in (torch.int64, torch.int32) else float("nan") if x.is_floating_point() else 1)
-        for func, args, kwargs, out in self.noted:
+        for func, args, kwargs, made in self.noted:
             again = func(*args, **kwargs)
-            if not func._schema.is_mutable:
-                for old, new in zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=True):
-                    if isinstance(old, torch.Tensor) and old.numel():
+            if made:
+                for old, new in zip(made, _tensors(again), strict=True):
+                    if old.numel():
                         old.copy_(new)
 
 
@@ -97,10 +99,16 @@ class Aside:
         Aside.on = False
 
 
-def _is_view(func):
-    if func is torch.ops.aten._unsafe_view.default:
-        return True
-    return not func._schema.is_mutable and any(r.alias_info is not None for r in func._schema.returns)
+@cache
+def _kind(func):
+    """The name of an operation, whether it gives a view, and whether it changes what it is given."""
+    schema = func._schema
+    view = not schema.is_mutable and any(r.alias_info is not None for r in schema.returns)
+    return schema.name.removeprefix("aten::"), view or func is torch.ops.aten._unsafe_view.default, schema.is_mutable
+
+
+def _tensors(out):
+    return [out] if isinstance(out, torch.Tensor) else [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
 
 
 def one_hot(y, classes):

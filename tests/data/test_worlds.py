@@ -6,7 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.core import rng
-from acclimate.data import CIFAR10C, IID, MNIST, Dataset, Digits, Dirichlet, Examples, NaturalUsers, Pathological, World
+from acclimate.data import (
+    CIFAR10C,
+    IID,
+    MNIST,
+    Dataset,
+    Digits,
+    Dirichlet,
+    Examples,
+    NaturalUsers,
+    Pathological,
+    World,
+    drawing,
+)
 
 PARTITIONS = st.one_of(
     st.just(IID()),
@@ -102,6 +114,16 @@ def test_digits_domains_share_no_real_digit():
     together = torch.cat([plain, 255 - inverted]).flatten(1).to(torch.int32)
     alike = {tuple(row.tolist()) for row in together}
     assert len(alike) > 1790  # a handful of real digits are identical in the original data
+
+
+def test_digits_are_read_once_and_every_world_has_its_own(monkeypatch):
+    first = Digits(side=17).load()
+    known = first.x.clone(), first.y.clone()
+    monkeypatch.setattr(drawing, "digits8", None)
+    for own in (first.x, first.y):
+        own.zero_()
+    again = Digits(side=17).load()
+    assert first.x.shape[-2:] == (17, 17) and torch.equal(again.x, known[0]) and torch.equal(again.y, known[1])
 
 
 def test_card_and_hashes_are_fixed_for_good():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..core import check, rng
 from . import drawing
@@ -46,8 +48,7 @@ class Digits(Dataset):
 
     def load(self) -> Examples:
         key = rng.key(_DRAW_SEED)
-        images, labels = drawing.digits8()
-        glyphs = drawing.enlarge(images, self.side)
+        glyphs, labels = _glyphs(self.side)
         real = [d for d in self.domains if d != "font"]
         parts = []
         for i, rows in enumerate(rng.permutation(rng.fold(key, "deal"), len(labels)).tensor_split(max(len(real), 1))):
@@ -64,3 +65,10 @@ class Digits(Dataset):
         domain = torch.cat([torch.full((len(y),), i) for i, (_, _, y) in enumerate(parts)])
         x, y = torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts])
         return Examples(x, y, tuple("0123456789"), domain, tuple(name for name, _, _ in parts))
+
+
+@functools.lru_cache(maxsize=1)
+def _glyphs(side: int) -> tuple[Tensor, Tensor]:
+    """The real digits of this size and their labels. They are read once: a node builds its world for every message."""
+    images, labels = drawing.digits8()
+    return drawing.enlarge(images, side), labels
