@@ -84,7 +84,7 @@ def test_what_training_gives_is_one_line_without_examples_and_weights(fit):
     validated = f"{fit.history[-1]['val_accuracy']:.1%}"
     world = f"World(Digits: Examples({len(fit.world.examples.y)} of shape (3, 16, 16), 10 classes), 2 clients, seed 0)"
     assert repr(fit.world) == world
-    assert repr(fit) == f"Fit(fedavg, seed 0, 1 of 1 rounds, validation {validated}; {world})"
+    assert repr(fit) == f"Fit(fedavg, seed 0, 1 of 1 round, validation {validated}; {world})"
     assert "tensor(" not in repr(fit.state) and "round=1" in repr(fit.state)
 
 
