@@ -85,8 +85,10 @@ def deploy(
 ) -> None:
     """Leave each node with its live model, and test it there: metrics are all that comes back."""
     from ..fleet import launch
+    from .progress import display
 
-    deployed = launch.deploy(run, selection, _adapter(adapter, settings or []))
+    with display() as watch:
+        deployed = launch.deploy(run, selection, _adapter(adapter, settings or []), watch=watch)
     if as_json:
         typer.echo(document("fleet-deploy", deployed=deployed))
         return
