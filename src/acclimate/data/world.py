@@ -25,7 +25,7 @@ class Feature(NamedTuple):
     word: str = ""
     """The word; of dates the day from which days are counted, that of the first training row."""
     fill: float = 0.0
-    """What a missing number is filled with: the median of the training rows."""
+    """What a missing number is filled with: the median of the training rows, or their mean (`data.missing`)."""
 
     @property
     def measured(self) -> bool:
