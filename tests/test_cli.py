@@ -115,7 +115,7 @@ def test_run_writes_a_numbered_folder_prints_a_table_and_a_report(tmp_path, here
     assert "fedbn" in again.stdout
     (root / "fedavg-s0" / "results.json").unlink()
     part = here("report", str(root), "-o", "part.html")
-    assert (part.returncode, part.stderr) == (0, "1 of 2 runs are not finished, and not in it\n")
+    assert (part.returncode, part.stderr) == (0, "runs that are not finished, and not in it: 1 of 2\n")
     (root / "fedbn-s0" / "results.json").unlink()
     none = here("report", str(root))
     assert none.returncode == 2 and f"no finished run in {root} (2 not finished)" in none.stderr

@@ -178,7 +178,7 @@ def test_runs_that_are_not_finished_are_named_before_what_cannot_be_paired(two):
     (two / "fedthe-1" / "results.json").unlink()
     done = CliRunner().invoke(app, ["compare", str(two)])
     assert done.exit_code != 0 and "seeds [0, 1] and [0] cannot be paired" in str(done.exception or done.output)
-    said = "1 of 4 runs are not finished, and are left out; go on with: acclimate resume FOLDER\n"
+    said = "runs that are not finished, and left out: 1 of 4; go on with: acclimate resume FOLDER\n"
     assert done.stderr.startswith(said)
 
 

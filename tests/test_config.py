@@ -297,8 +297,10 @@ def test_what_only_some_records_of_a_sweep_lack_is_no_reason_to_drop_it(beside):
     [
         ("roundz=3", "Experiment has no 'roundz'; did you mean 'rounds'"),
         ("rounds=abc", "rounds: 'abc' is not a whole number"),
+        ("method=fedavg+tent", "method: there is no personal 'tent'; write adapters=tent; allowed: none, finetune"),
+        ("adapters=finetune", "adapters: there is no adapter 'finetune'; write personal=finetune; allowed: none, bn"),
         ("rounds=1.5", "'1.5' is not a whole number"),
-        ("rounds=0", "rounds=0 must be a finite number of at least 1"),
+        ("rounds=0", "rounds=0 must be a whole number of at least 1"),
         ("rounds", "'rounds' must be key=value, for example rounds=5"),
         ("fedthe", "'fedthe' must be key=value, for example method=fedthe"),
         ("corrupted", "'corrupted' must be key=value, for example streams=corrupted"),
@@ -346,7 +348,7 @@ def test_what_only_some_records_of_a_sweep_lack_is_no_reason_to_drop_it(beside):
         ("data.mean=nan,nan,nan", "data.mean: Digits: mean=.* must be finite numbers"),
         ("data.std=nan,nan,nan", "data.std: Digits: std=.* must be finite numbers"),
         ("data.seed=-1", "data.seed: Digits: seed=-1 must be a whole number of at least 0"),
-        ("seed=0,-1", "seed: Experiment: seed=-1 must be a finite number of at least 0"),
+        ("seed=0,-1", "seed: Experiment: seed=-1 must be a whole number of at least 0"),
         ("model.groups=0", "model.groups: CNN: groups=0 must be a finite number of at least 1"),
     ],
 )

@@ -26,6 +26,20 @@ def row(stream):
     return {**own, "selection": "last", "accuracy": 0.5, "std": 0.1, "round": 1, "per_client": [0.5, 0.5]}
 
 
+@pytest.mark.parametrize(
+    ("number", "words", "said"),
+    [
+        (1, ("client",), "1 client"),
+        (0, ("client",), "0 clients"),
+        (2, ("client",), "2 clients"),
+        (1, ("class", "classes"), "1 class"),
+        (1000, ("class", "classes"), "1,000 classes"),
+    ],
+)
+def test_what_is_counted_agrees_with_its_number(number, words, said):
+    assert layout.counted(number, *words) == said
+
+
 def test_a_bar_in_a_name_does_not_end_its_cell():
     head, _, line = cells(Table((row(NAME), row("é\n<b>"))).to_markdown())
     assert head == ["method", "adapter", NAME, "é <b>"] and line == ["fedavg", "none", "50.0 ±10", "50.0 ±10"]

@@ -1,13 +1,17 @@
 """What results look like in a notebook and at a prompt: short, with units, and nothing is dropped without a word."""
 
 import html.parser
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import acclimate as ac
 from acclimate.cli.describe import size
+from acclimate.eval.estimate_table import Estimates
 from acclimate.reporting import style
+from acclimate.running.compare import Comparison, difference
 
 
 def row(adapter="none", stream="original", accuracy=0.812, seed=0, method="fedavg"):
@@ -84,7 +88,7 @@ def test_what_training_gives_is_one_line_without_examples_and_weights(fit):
     validated = f"{fit.history[-1]['val_accuracy']:.1%}"
     world = f"World(Digits: Examples({len(fit.world.examples.y)} of shape (3, 16, 16), 10 classes), 2 clients, seed 0)"
     assert repr(fit.world) == world
-    assert repr(fit) == f"Fit(fedavg, seed 0, 1 of 1 rounds, validation {validated}; {world})"
+    assert repr(fit) == f"Fit(fedavg, seed 0, 1 of 1 round, validation {validated}; {world})"
     assert "tensor(" not in repr(fit.state) and "round=1" in repr(fit.state)
 
 
@@ -129,3 +133,40 @@ def test_what_is_not_trained_and_what_is_mistyped_gets_a_sentence():
         _ = ac.trian
     with pytest.raises(AttributeError, match="^module 'acclimate' has no attribute 'zzzz'$"):
         _ = ac.zzzz
+
+
+def framed(found):
+    """The columns and rows of a data frame, of pandas or of the stand-in below."""
+    return list(found.columns), [list(line) for line in (found.values if hasattr(found, "values") else found.data)]
+
+
+@pytest.fixture(params=["stand-in", "pandas"])
+def pandas(request, monkeypatch):
+    if request.param == "pandas":
+        return pytest.importorskip("pandas", reason="pip install pandas")
+    made = SimpleNamespace(DataFrame=lambda data, columns: SimpleNamespace(data=data, columns=columns))
+    monkeypatch.setitem(sys.modules, "pandas", made)
+
+
+def test_results_become_data_frames(pandas):
+    table = ac.Table(({**row(), "settings": ["rounds=2", "seed=1"]}, row(adapter="tent", accuracy=0.5)))
+    columns, rows = framed(table.to_dataframe())
+    assert columns == list(row()) and len(rows) == 2
+    assert dict(zip(columns, rows[0], strict=True)) == {**row(), "settings": "rounds=2 seed=1"}
+    assert [r[columns.index("accuracy")] for r in rows] == [0.812, 0.5]
+    assert framed(ac.Table().to_dataframe()) == (list(row()), [])
+    one = difference("original", "last", {0: [0.5, 0.75]}, {0: [0.25, 0.5]})
+    columns, rows = framed(Comparison("a", "b", (one,), {}).to_dataframe())
+    at = dict(zip(columns, rows[0], strict=True))
+    assert (at["stream"], at["first"], at["second"], at["mean"], at["clients"]) == ("original", 0.625, 0.375, 0.25, 2)
+    errors = {"adapter": "none", "stream": "original", "estimator": "ac", "clients": 3, "error": 0.1}
+    errors |= {"curve_error": 0.2, "bias": 0.05, "draw": 0.01}
+    assert framed(Estimates(rows=(errors,)).to_dataframe()) == (list(errors), [list(errors.values())])
+
+
+def test_without_pandas_a_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as where it is not installed
+    with pytest.raises(
+        ImportError, match=r"^to_dataframe\(\) needs a package that is not installed: pip install pandas$"
+    ):
+        ac.Table((row(),)).to_dataframe()

@@ -334,6 +334,21 @@ def test_rows_of_another_table_are_filled_and_counted_as_the_clients_are():
     assert stream.shards.x.tolist() == wanted
 
 
+@pytest.mark.parametrize("lacks", ["clients", "source", "setting"])
+def test_rows_of_another_table_may_lack_other_cells_than_the_clients_do(lacks):
+    whole = {"v": [float(i) for i in range(60)], "kind": ["a", "b"] * 30}
+    gaps = {**whole, "v": [NAN if i % 5 == 0 else float(i) for i in range(60)]}
+    own, other = (whole, gaps) if lacks == "source" else (gaps, whole if lacks == "clients" else gaps)
+    missing = "mean" if lacks == "setting" else "mark"
+    data = Table.of(own, label="kind", partition=IID(), clients=2, split=(0.5, 0.0, 0.5), missing=missing)
+    world = data.world()
+    x = shifts.Natural(source=Table.of(other, label="kind")).build(world, rng.key(0)).shards.x
+    fill = world.examples.features[0].fill
+    wanted = [fill if i % 5 == 0 and lacks != "clients" else float(i) for i in range(60)]
+    assert fill > 0 and x[:, 0].tolist() == pytest.approx(wanted)
+    assert x.shape[1] == world.shape[0] == (2 if lacks == "clients" else 1) and not x[:, 1:].any()
+
+
 def test_rows_of_another_table_that_cannot_be_compared_are_refused():
     data = Table.of(shops(60, "2024-01-10"), label="kind", partition=IID(), clients=2)
     other = Table.of(shops(40, "2024-01-10", ("day", "v")), label="kind")

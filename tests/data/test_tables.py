@@ -206,6 +206,56 @@ def test_medians_and_scale_are_those_of_training_rows():
     assert any("1 column has missing values (age): filled with the median" in n for n in world.notes)
 
 
+@pytest.mark.parametrize(("missing", "fill"), [("median", torch.median), ("mean", torch.mean)])
+def test_missing_numbers_are_filled_as_the_table_says_and_read_so_by_live_models(missing, fill):
+    people(gone=(0, 1, 2, 7, 11, 13, 15))
+    data = table(missing=missing)
+    raw, world = data.load(), data.world()
+    train = torch.cat(world.train)
+    age, known = raw.x[:, 0], raw.x[:, 1] == 0
+    value = fill(age[train[known[train]]])
+    assert [f.kind for f in world.examples.features] == ["number", "word", "word"]
+    torch.testing.assert_close(world.examples.x[:, 0], torch.where(known, age, value))
+    assert any(n.endswith(f"the {missing} of the training rows, not marked (data.missing)") for n in world.notes)
+    other = fill(age[train[known[train]]]) - age[train[known[train]]].median()
+    assert (missing == "mean") == (abs(other) > 0.1)  # the two are told apart here
+    x = data.raw(world, None).of({"age": [None, 3.0], "colour": ["red", "blue"]}, "rows")
+    np.testing.assert_allclose(x[:, 0], [float(value), 3.0], rtol=1e-6)
+
+
+def test_missing_cells_are_refused_where_the_table_says_so_and_words_are_cells():
+    people(gone=(4, 9))
+    said = "the column 'age' has no value in 2 rows, the first of them row 5, and data.missing=refuse; fill them"
+    table().world()  # what was read before, and is in the cache, is refused all the same
+    with pytest.raises(ValueError, match=said):
+        table(missing="refuse").world()
+    write(HEAD + "s0,1,,cat\ns1,2,red,dog\n")
+    with pytest.raises(ValueError, match="the column 'colour' has no value in 1 row, the first of them row 1"):
+        table(missing="refuse").load()
+    with pytest.raises(ValueError, match="missing='drop' must be one of 'mark', 'median', 'mean', 'refuse'"):
+        table(missing="drop")
+    people()
+    assert len(table(missing="refuse").world().examples.y) == 40
+
+
+def test_arrays_in_memory_say_what_becomes_of_what_is_missing():
+    x, y = np.arange(80.0).reshape(40, 2), np.arange(40) % 2
+    x[3:9, 1] = np.nan
+    world = of(x, y, missing="mean", clients=2, partition=Dirichlet(10.0)).world()
+    train = torch.cat(world.train)
+    rows = np.setdiff1d(train.numpy(), np.arange(3, 9))
+    assert world.examples.x.shape == (40, 2) and of(x, y, clients=2).world().examples.x.shape == (40, 3)
+    assert world.examples.x[5, 1].item() == pytest.approx(x[rows, 1].mean())
+    with pytest.raises(ValueError, match="data.of: x: the column '1' has no value in 6 rows, the first of them row 4"):
+        of(x, y, missing="refuse", clients=2).world()
+
+
+def test_files_of_tables_are_as_they_were_where_nothing_is_said_of_missing_cells():
+    assert '"missing"' not in dumps(Experiment(data=table()))
+    e = Experiment(data=table(missing="mean"))
+    assert '"missing": "mean"' in dumps(e) and loads(dumps(e)) == e
+
+
 def test_other_values_of_test_rows_change_nothing_that_is_fitted():
     people()
     world = table().world()

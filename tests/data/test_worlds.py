@@ -161,6 +161,10 @@ def test_a_users_own_data_set_only_loads():
             "classes_per_client=7 must be at most the number of classes, 6",
         ),
         (lambda: IID().split(examples(60), 61, rng.key(0)), "clients=61 must be at most the number of examples, 60"),
+        (
+            lambda: Digits(clients=1795, new_clients=5).world(),
+            "Digits: clients=1795 and new_clients=5 are together more than the 1,797 examples; use fewer clients",
+        ),
         (lambda: Digits(clients=0), "Digits: clients=0 must be a whole number of at least 1"),
         (lambda: Digits(split=(0.5, 0.5, 0.5)), "must be three shares"),
         (lambda: Digits(domains=("plan",)), "has 'plan'; allowed are plain"),

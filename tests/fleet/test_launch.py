@@ -16,6 +16,7 @@ from acclimate import store
 from acclimate.backends import Serial
 from acclimate.fleet import launch, local_processes, loopback, server_app
 from acclimate.running import run as api
+from acclimate.running.progress import Progress
 from acclimate.running.watch import Watch
 
 ME = {"event": "started", "pid": os.getpid(), "started": local_processes.started(os.getpid())}
@@ -175,3 +176,27 @@ def test_an_adapter_that_the_run_does_not_have_is_refused_before_anything_is_sta
     with pytest.raises(ValueError, match="adapter='tentt' must be one of the run's: none, t3a"):
         launch.deploy(folder, "last", "tentt", fleet)
     assert launch.deploy(folder, "last", "t3a", fleet) == {"selection": "last", "adapter": "t3a"}
+
+
+def test_whoever_deploys_sees_every_step_from_the_start_to_the_end(tmp_path, fleet, monkeypatch):
+    """What the server reports of a real deployment, as a display gets it."""
+    made = replace(experiment(), streams=(ac.shifts.Original(), ac.shifts.Corrupted()))
+    store.RunFolder.create(folder := tmp_path / "run", made, torch.device("cpu"))
+    config = {"run-folder": str(folder), "settings": "", "task": "train", "data": "shared"}
+    grid, seen, steps = FakeGrid(tmp_path), [], []
+    server_app.conduct(grid, config)
+
+    class Shown(Progress):
+        def show(self, starts=False):
+            seen.append(f"{self.phase} {self.step}/{self.steps} {self.share:.2f}")
+
+    def submitted(folder, task, fleet, **more):
+        steps.append(len(seen))  # the display shows something before the fleet starts to work
+        (folder / server_app.PROGRESS).unlink()
+        server_app.conduct(grid, {**config, "task": task, **more})
+        return map(json.loads, (folder / server_app.PROGRESS).read_text().splitlines())
+
+    monkeypatch.setattr(launch, "submit", submitted)
+    deployed = launch.deploy(folder, "last", "", fleet, Shown())
+    assert list(deployed["accuracy"]) == ["original", "corrupted"] and steps == [1]
+    assert seen == [f"deploy fedavg (seed 0) {i}/4 {i / 4:.2f}" for i in range(5)]

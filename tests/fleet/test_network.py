@@ -192,7 +192,7 @@ def test_deploy_leaves_models_at_the_nodes_and_brings_metrics_back(fleet, tmp_pa
     monkeypatch.setenv(PLACE, str(fleet.folder))
     said = CliRunner().invoke(app, ["fleet", "deploy", str(tmp_path / "run"), "--adapter", "tent"])
     assert said.exit_code == 0, said.output
-    assert "4 client(s) are live" in said.output and "tent" in said.output
+    assert "4 clients are live" in said.output and "tent" in said.output
     for c in range(4):
         live = ac.load_live(deployed_folder(fleet.site(c % 2), c))
         assert live.adapter == ac.adapters.Guarded(ac.adapters.Tent()) and live.client == c

@@ -40,7 +40,7 @@ def test_deploy_writes_live_folders(run, tmp_path, capsys):
     live = load_live(tmp_path / "live" / "client-2")
     assert live.adapter == ac.adapters.Tent() and live.client == 2
     assert live.session["window"].shape[0] == 16
-    assert "3 client(s) with tent, model of round 1" in capsys.readouterr().out
+    assert "3 clients with tent, model of round 1" in capsys.readouterr().out
     with pytest.raises(RunError, match="holds a live model; pass --overwrite"):
         deploy.deploy(run, ["adapters=tent"], client="1", out=tmp_path / "live")
     deploy.deploy(run, ["adapters=tent"], client="1", out=tmp_path / "live", overwrite=True)
@@ -105,7 +105,7 @@ def test_tokens_and_replay_by_command(tmp_path, capsys):
         serve.replay(tmp_path / "serving", start)
         out = capsys.readouterr().out
         assert all(f"client {c}  {d}" in out for c, d in digests.items())
-        assert "2 requests in 1 steps" in out and "the same bits" in out
+        assert "2 requests in 1 step, " in out and "the same bits" in out
     with pytest.raises(RunError, match="holds no log; give a server's folder"):
         serve.replay(tmp_path / "nothing")
     with pytest.raises(ValueError, match="--queue 0 must be at least 1"):

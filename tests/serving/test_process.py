@@ -33,12 +33,12 @@ def folders(tmp_path):
 class Server:
     """A server process, at a free port."""
 
-    def __init__(self, live, *more):
+    def __init__(self, live, *more, clients="4 clients"):
         command = [sys.executable, "-c", CODE, "serve", str(live), "--name", "digits", "--port", "0", *more]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, **pipes)
         line = self.process.stdout.readline()
-        found = re.fullmatch(r"serving digits, 4 clients, at (https?://127\.0\.0\.1:\d+)\n", line)
+        found = re.fullmatch(rf"serving digits, {clients}, at (https?://127\.0\.0\.1:\d+)\n", line)
         assert found, line + self.process.stderr.read()
         self.url = found[1]
 
@@ -106,6 +106,10 @@ def test_kills_under_load_lose_and_double_nothing(folders, kills):
     done = replay(folders / "serving")
     assert done.exact and {str(c): d for c, d in done.digests.items()} == digests
     assert done.requests == sum(map(len, answered.values())) + 2 >= 17
+
+
+def test_one_client_is_one_client(folders):
+    Server(folders / "client-2", clients="1 client").kill()
 
 
 def check_with_tritonclient(server, before):

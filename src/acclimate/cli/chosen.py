@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..data.group_partitions import ByClient
 from ..data.world import World
 from ..experiment import Experiment, labels
+from ..ops.layout import counted
 from ..shifts.suited import kinds_of
 from .small import is_own
 
@@ -26,8 +27,12 @@ def chosen(experiment: Experiment, given: set[str]) -> list[str]:
         names = ",".join(labels.name(s) for s in experiment.streams)
         said.append(f"streams={names} (shifts: {', '.join(kinds_of(world.examples))})")
     scale = "scaled by training rows" if world.mean else f"scale={getattr(experiment.data, 'scale', 'none')}"
-    what = f"{size} numbers, {scale}" if kind != "texts" else f"{size} {'bytes' if world.examples.text else 'tokens'}"
-    line = f"{len(world.examples.y):,} {kind} of {what}, {world.clients} clients"
+    what = (
+        f"{size} {'number' if size == '1' else 'numbers'}, {scale}"
+        if kind != "texts"
+        else f"{size} {'bytes' if world.examples.text else 'tokens'}"
+    )
+    line = f"{len(world.examples.y):,} {kind} of {what}, {counted(world.clients, 'client')}"
     return ["; ".join((line, *said)), *dealt, *world.notes]
 
 

@@ -44,7 +44,7 @@ def compare(
         raise ValueError(f"--out={out}: must end in .json or .md")
     there = [folder for path in runs for folder in store.find_runs(path)]
     if missing := sum(not folder.finished for folder in there):
-        left = f"{missing} of {len(there)} runs are not finished, and are left out"
+        left = f"runs that are not finished, and left out: {missing} of {len(there)}"
         typer.echo(f"{left}; go on with: acclimate resume FOLDER", err=True)
     try:
         found = compare.compare(*runs, rows=rows or [], select=select)

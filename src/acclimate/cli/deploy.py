@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..ops.layout import counted
 from . import completion
 from .trust import Trust
 
@@ -55,7 +56,9 @@ def deploy(
             live.save(place, overwrite)
     finally:
         fit.engine.close()
-    typer.echo(f"{len(places)} client(s) with {labels.name(live.adapter)}, model of round {live.record['round']}")
+    typer.echo(
+        f"{counted(len(places), 'client')} with {labels.name(live.adapter)}, model of round {live.record['round']}"
+    )
     for line in client_names(fit.world):
         typer.echo(line)
     typer.echo(f"wrote {target}")

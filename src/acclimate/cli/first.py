@@ -139,7 +139,7 @@ def _plural(said: str) -> str:
 
 def unequal(runs: Sequence[Experiment]) -> str:
     """In which of rate, local work and rounds the rows of a table differ; empty where in none."""
-    from ..eval.ranking import plural
+    from ..ops.layout import counted
 
     seen: dict[str, dict[str, list[str]]] = {"learning rate": {}, "local work": {}, "rounds": {}}
     for e in runs:
@@ -148,7 +148,7 @@ def unequal(runs: Sequence[Experiment]) -> str:
         if opt is not None:
             said["learning rate"] = f"{type(opt).__name__} {opt.lr:g}"
         if work is not None:
-            amount = plural(work.iterations, "step") if work.iterations else plural(work.epochs, "epoch")
+            amount = counted(work.iterations, "step") if work.iterations else counted(work.epochs, "epoch")
             said["local work"] = f"{amount}, batch {work.batch}"
         for what, value in said.items():
             labels = seen[what].setdefault(value, [])

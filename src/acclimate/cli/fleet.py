@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..ops.layout import counted
 from .json_out import Json, document
 from .trust import Trust
 
@@ -39,7 +40,8 @@ def up(
     from ..fleet import loopback
 
     fleet = loopback.up(_folder(folder), clients, port)
-    typer.echo(f"{clients} node(s) have joined the link at 127.0.0.1:{fleet.port}; all is in {fleet.folder}")
+    joined = counted(clients, "node has", "nodes have")
+    typer.echo(f"{joined} joined the link at 127.0.0.1:{fleet.port}; all is in {fleet.folder}")
     typer.echo("train with `acclimate run backend=flower ...`, stop with `acclimate fleet down`")
 
 
@@ -54,7 +56,7 @@ def status(folder: Folder = None, as_json: Json = False) -> None:
         body = {"folder": str(fleet.folder), "port": fleet.port, "nodes": fleet.nodes, "running": fleet.running}
         typer.echo(document("fleet-status", **body, processes=there))
     else:
-        typer.echo(f"link at 127.0.0.1:{fleet.port}, {fleet.nodes} node(s), in {fleet.folder}")
+        typer.echo(f"link at 127.0.0.1:{fleet.port}, {counted(fleet.nodes, 'node')}, in {fleet.folder}")
     for name, pid, alive in fleet.status() if not as_json else ():
         typer.echo(f"  {name:<10} {pid:>8}  {'up' if alive else 'ended; see ' + str(fleet.log(name))}")
     if not fleet.running:
@@ -83,12 +85,15 @@ def deploy(
 ) -> None:
     """Leave each node with its live model, and test it there: metrics are all that comes back."""
     from ..fleet import launch
+    from .progress import display
 
-    deployed = launch.deploy(run, selection, _adapter(adapter, settings or []))
+    with display() as watch:
+        deployed = launch.deploy(run, selection, _adapter(adapter, settings or []), watch=watch)
     if as_json:
         typer.echo(document("fleet-deploy", deployed=deployed))
         return
-    typer.echo(f"{len(deployed['clients'])} client(s) are live with {deployed['label']} of round {deployed['round']}")
+    live = counted(len(deployed["clients"]), "client is", "clients are")
+    typer.echo(f"{live} live with {deployed['label']} of round {deployed['round']}")
     for stream, accuracy in deployed["accuracy"].items():
         mean = sum(accuracy) / len(accuracy)
         typer.echo(f"  {stream:<16} {deployed['adapter']:<10} {mean:.1%}")

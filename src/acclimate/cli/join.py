@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..ops.layout import counted
 from . import completion
 from .trust import Trust
 
@@ -182,7 +183,7 @@ def summary(joined: Live, x: np.ndarray) -> list[str]:
     """What happened, in a few lines."""
     r = joined.record
     lines = [
-        f"{r['samples']} samples, {type(joined.adapter).__name__}, model of round {r['round']}",
+        f"{counted(r['samples'], 'sample')}, {type(joined.adapter).__name__}, model of round {r['round']}",
         f"mean entropy {r['entropy_before']:.4f} before, {r['entropy_after']:.4f} after",
     ]
     if "chosen_step" in r:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..ops.layout import counted
 from .trust import Trust
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def predict(
         store.write(out, text)
         if not frozen:
             model.save(live, overwrite=True)
-    typer.echo(f"{len(x)} samples, {adapted} adapted answers, step {model.step}")
+    typer.echo(f"{counted(len(x), 'sample')}, {counted(adapted, 'adapted answer')}, step {model.step}")
     if last.note:
         typer.echo(last.note)
     if last.estimate is not None:

@@ -28,4 +28,4 @@ def report(
     typer.echo(f"wrote {api.report(*tested, out=out, more=tuning.sections(runs), selection=selection)}")
     found = [f for r in tested for f in store.find_runs(r)]
     if missing := sum(not f.finished for f in found):
-        typer.echo(f"{missing} of {len(found)} runs are not finished, and not in it", err=True)
+        typer.echo(f"runs that are not finished, and not in it: {missing} of {len(found)}", err=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ..ops.layout import counted
 from .json_out import Json, document
 from .trust import Trust
 
@@ -92,11 +93,17 @@ def replay(
         raise typer.Exit(0 if done.exact else 1)
     for client, digest in done.digests.items():
         typer.echo(f"client {client}  {digest}")
-    typer.echo(f"{done.requests} requests in {done.steps} steps, {done.acts} acts and labels, {done.marks} checkpoints")
+    typer.echo(
+        f"{counted(done.requests, 'request')} in {counted(done.steps, 'step')}, "
+        f"{counted(done.acts, 'act or label', 'acts and labels')}, {counted(done.marks, 'checkpoint')}"
+    )
     if done.torn:
         typer.echo("the log ends within a record, which never counted")
     if not done.exact:
-        typer.echo(f"not as it was: {done.other_answers} steps, {done.other_states} checkpoints", err=True)
+        typer.echo(
+            f"not as it was: {counted(done.other_answers, 'step')}, {counted(done.other_states, 'checkpoint')}",
+            err=True,
+        )
         if start is not None:
             typer.echo(f"perhaps {start} is no longer what the server began with; leave --from out", err=True)
         raise typer.Exit(1)

@@ -121,7 +121,7 @@ def _listing(grids: tuple[Grid, ...]) -> str:
         searched = ", ".join(f"{k}: {len(v)}" for k, v in g["searched"].items())
         note = f" [{g['note']}]" if g["note"] else ""
         about = f"{g['place']}; {searched}; the paper chose {g['chosen']}{note}"
-        rows.append((g["name"], f"{g['points']:5} points", about))
+        rows.append((g["name"], layout.counted(g["points"], "point").rjust(12), about))
     return "\n".join(layout.lined(rows, layout.room()))
 
 

@@ -162,6 +162,11 @@ class Dataset:
     def _deal(self, examples: Examples, pool: Tensor, key: rng.Key) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Rows per training client and per newcomer."""
         deal = rng.fold(key, "partition")
+        if self.new_clients and self.clients + self.new_clients > len(pool):
+            raise ValueError(
+                f"{type(self).__name__}: clients={self.clients} and new_clients={self.new_clients} are together more "
+                f"than the {len(pool):,} examples; use fewer clients"
+            )
         if self.new_partition is None or not self.new_clients:
             shares = self._shares(self.partition, examples, pool, self.clients + self.new_clients, deal)
             order = torch.arange(len(shares))

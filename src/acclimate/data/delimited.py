@@ -17,6 +17,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from ..ops import opening
+from ..ops.layout import counted
 from .formats import AGAIN
 
 MISSING = frozenset(
@@ -156,8 +157,8 @@ def _rows(rows: Any, names: list[str], between: str, skipped: int, path: Path) -
             return
         if row and len(row) != len(names):
             raise ValueError(
-                f"{path}: line {line} has {_counted(len(row), 'cell')}, but the first line names "
-                f"{_counted(len(names), 'column')}; {_remedy(row, names, between)}"
+                f"{path}: line {line} has {counted(len(row), 'cell')}, but the first line names "
+                f"{counted(len(names), 'column')}; {_remedy(row, names, between)}"
             )
         if row:
             yield plain(row)
@@ -174,10 +175,6 @@ def _next(rows: Any, skipped: int, path: Path) -> list[str] | None:
             'quote inside quotes twice ("")'
         ) from e
     return row
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _remedy(row: list[str], names: list[str], between: str) -> str:

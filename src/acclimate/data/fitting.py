@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import check
+from ..ops.layout import counted
 from . import dates, remarks
 from .dataset import CountedClients, Dataset
 from .group_partitions import ByClient, NaturalUsers
@@ -19,6 +21,8 @@ from .raw import Raw, RawRows
 from .splits import Split
 from .world import Examples, Feature, Scale, World
 
+Missing: TypeAlias = Literal["mark", "median", "mean", "refuse"]
+"""What becomes of a missing number: the training rows' median and a mark, one of these alone, or an error."""
 MANY = 20
 """A column of more different words gets a note."""
 
@@ -58,7 +62,7 @@ class Measured(CountedClients):
     def fitted(self, world: World) -> World:
         if not world.examples.x.is_floating_point():
             return world
-        world = _filled(world)
+        world = _filled(world, self._missing())
         if self.scale == "none" or world.mean:
             return world
         numbers = torch.tensor([f.measured for f in world.examples.features])
@@ -76,10 +80,36 @@ class Measured(CountedClients):
         scales = tuple(Scale(tuple(m.tolist()), tuple(s.tolist())) for m, s in (*each, (mean, std)))
         return replace(world, examples=replace(world.examples, x=x), scales=scales)
 
+    def _missing(self) -> Missing:
+        """What becomes of missing numbers, where there can be some."""
+        return "mark"
+
     def raw(self, world: World, client: int | None) -> Raw | None:
         found = super().raw(world, client)
         own = world.scales[-1 if client is None else client] if world.scales else None
         return replace(found, scale=own) if isinstance(found, RawRows) else found
+
+
+@dataclass(frozen=True)
+class Filled(Measured):
+    """Data whose rows may lack numbers."""
+
+    missing: Missing = check.later("mark")
+    """What becomes of a missing number. `mark`: the median of the training rows, and an input that says where it was
+    missing; `median` or `mean`: that of the training rows alone; `refuse`: an error. A missing word is all zeros, and
+    refused with `refuse` alone."""
+
+    def _missing(self) -> Missing:
+        return self.missing
+
+    def _refuse_missing(self, column: str, gone: np.ndarray, where: str) -> None:
+        """An error that names a column which lacks cells, where that is asked for."""
+        if self.missing == "refuse" and gone.any():
+            raise ValueError(
+                f"{where}: the column {column!r} has no value in {counted(int(gone.sum()), 'row')}, the first of them "
+                f"row {int(gone.argmax()) + 1}, and data.missing=refuse; fill them, leave the column out, or choose "
+                "data.missing=mark, median or mean"
+            )
 
 
 def moments(x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,8 +120,8 @@ def moments(x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(numbers & torch.isfinite(mean), mean, 0.0).float(), torch.where(flat, 1.0, std).float()
 
 
-def _filled(world: World) -> World:
-    """Missing numbers get the median of the training rows, and columns that are 0 in all of these go."""
+def _filled(world: World, missing: Missing) -> World:
+    """Missing numbers get the median or mean of the training rows, and columns that are 0 in all of these go."""
     x, features, notes = world.examples.x, world.examples.features, [*world.notes, *world.examples.notes]
     if x.dim() != 2 or not features:
         return replace(world, notes=tuple(notes))
@@ -106,14 +136,17 @@ def _filled(world: World) -> World:
                 first = known.min().floor()
                 x[:, i], known = x[:, i] - first, known - first
                 since[i] = dates.iso(cast(float, dates.days(f.word)) + float(first))
-            fills[i] = float(known.median()) if len(known) else 0.0
+            found = known.double().mean() if missing == "mean" else known.median()
+            fills[i] = float(found) if len(known) else 0.0
             x[gone, i] = fills[i]
-    kept = [i for i, f in enumerate(features) if f.measured or bool((x[train, i] > 0).any())]
+    unmarked = () if missing in ("mark", "refuse") else marks.values()
+    kept = [i for i, f in enumerate(features) if f.measured or bool((x[train, i] > 0).any() and i not in unmarked)]
     unknown = sorted({(f.column, f.word) for i, f in enumerate(features) if f.kind == "word" and i not in kept})
     if marks:
         notes.append(
-            f"{'1 column has' if len(marks) == 1 else f'{len(marks)} columns have'} missing values "
-            f"({_some(list(marks))}): filled with the median of the training rows, marked where training rows lack some"
+            f"{counted(len(marks), 'column has', 'columns have')} missing values ({_some(list(marks))}): filled with "
+            f"the {'mean' if missing == 'mean' else 'median'} of the training rows, "
+            f"{'not marked' if unmarked else 'marked where training rows lack some'} (data.missing)"
         )
     if unknown:
         words = _some([f"{column}={word}" for column, word in unknown])

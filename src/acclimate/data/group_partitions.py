@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core import check, rng
+from ..ops.layout import counted
 from .dealing import REVISIONS, deal, enough, shuffled
 from .partition import Dirichlet, Partition
 from .world import Pool
@@ -37,7 +38,7 @@ class BySuperclass(Partition):
 def _for_all(rows: Tensor, clients: int, what: str) -> None:
     """Refuse a group of examples that leaves a client without any."""
     if len(rows) < clients:
-        raise ValueError(f"{what} has {len(rows)} examples for {clients} clients; use fewer clients")
+        raise ValueError(f"{what} has {counted(len(rows), 'example')} for {clients} clients; use fewer clients")
 
 
 @dataclass(frozen=True)

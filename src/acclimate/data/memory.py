@@ -11,14 +11,14 @@ import torch
 
 from . import columns, images
 from .dataset import Inputs
-from .fitting import Measured
+from .fitting import Filled
 from .held import Held, as_array
 from .tables import encoded, labelled
 from .world import Examples, Feature
 
 
 @dataclass(frozen=True)
-class InMemory(Measured):
+class InMemory(Filled):
     """Examples in memory; `data.of` makes it."""
 
     data: Held | None = None
@@ -31,6 +31,9 @@ class InMemory(Measured):
         if self.data is None:
             raise ValueError("InMemory: data=None holds no examples; make the record with data.of(x, y)")
         found: Examples = self.data.values
+        for i, feature in enumerate(found.features):
+            if feature.kind == "missing":
+                self._refuse_missing(feature.column, found.x[:, i].numpy() > 0, "data.of: x")
         return found
 
     def inputs(self) -> Inputs:
@@ -46,8 +49,8 @@ def of(
 
     x is vectors [N, features] or windows [N, sensors, time] of numbers (NaN: missing, in vectors), or images, with
     channels first or last. y holds a number or a name per row, `classes` the names of numbers from 0. `client` and
-    `domain` hold any numbers or names. `settings` are fields of the record: clients, partition, split, scale, seed and
-    so on. Arrays are copied: what is done to them later changes no data set.
+    `domain` hold any numbers or names. `settings` are fields of the record: clients, partition, split, scale, missing,
+    seed and so on. Arrays are copied: what is done to them later changes no data set.
     """
     inputs, features = _inputs(as_array(x, "x"))
     marks = {k: as_array(v, k) for k, v in (("y", y), ("client", client), ("domain", domain)) if v is not None}

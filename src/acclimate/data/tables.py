@@ -19,7 +19,7 @@ from . import cache, columns, dates, remarks
 from .cache import Parsed
 from .columns import ValueColumn
 from .dataset import Dataset, Inputs
-from .fitting import Measured, in_order, refuse_split
+from .fitting import Filled, Measured, in_order, refuse_split
 from .held import Held
 from .remarks import FEW
 from .world import Examples, Feature
@@ -162,8 +162,8 @@ class TableRows(Measured):
 
 
 @dataclass(frozen=True)
-class Table(TableRows):
-    """A table whose rows are examples: numbers as they are, words one-hot, and what is missing filled and marked.
+class Table(Filled, TableRows):
+    """A table whose rows are examples: numbers as they are, words one-hot, and what is missing filled (`missing`).
 
     Medians, scales and the words that are known come from training rows alone. Where `time` names a column, every
     client trains on its earlier rows and is tested on its later ones. Dates as ISO 8601 writes them become days since
@@ -209,7 +209,13 @@ class Table(TableRows):
         return kept, (*notes, *remarks.of_inputs(read))
 
     def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+        for column in inputs:
+            self._refuse_missing(column.name, column.missing, where)
         return encoded(inputs, where)
+
+    def _options(self) -> dict[str, Any]:
+        """Training rows say what is filled, after reading; what is refused is refused while a file is read."""
+        return {k: v for k, v in super()._options().items() if k != "missing" or v == "refuse"}
 
     def _cut(self, examples: Examples, rows: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
         return in_order(rows, self.split) if self.time else super()._cut(examples, rows, key)

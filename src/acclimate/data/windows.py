@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core import check, rng
+from ..ops.layout import counted
 from . import dates
 from .cache import Parsed
 from .columns import MOST, ValueColumn, carried
@@ -99,7 +100,7 @@ class Windows(TableRows):
         steps = [] if values is None else [np.diff(values[r]) for r in whose]
         usual = [float(np.median(s)) for s in steps]
         gaps = sum(int((s > 10 * u).sum()) for s, u in zip(steps, usual, strict=True) if u > 0)
-        many = f"{gaps} time{'' if gaps == 1 else 's'}"
+        many = counted(gaps, "time")
         notes += [f"{self.time!r} leaves more than ten steps out {many}: windows go on as if it did not"] * bool(gaps)
         if usual and max(usual) > 1.5 * min(usual) > 0:
             notes.append(f"steps of {self.time!r} are up to {max(usual) / min(usual):.1f} times as long in some series")

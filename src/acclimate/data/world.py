@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core import Shards
+from ..ops.layout import counted
 
 
 class Feature(NamedTuple):
@@ -24,7 +25,7 @@ class Feature(NamedTuple):
     word: str = ""
     """The word; of dates the day from which days are counted, that of the first training row."""
     fill: float = 0.0
-    """What a missing number is filled with: the median of the training rows."""
+    """What a missing number is filled with: the median of the training rows, or their mean (`data.missing`)."""
 
     @property
     def measured(self) -> bool:
@@ -83,7 +84,8 @@ class Examples:
         return self.x.shape[1] if self.x.dim() > 1 else 1
 
     def __repr__(self) -> str:
-        return f"Examples({len(self.y)} of shape {tuple(self.x.shape[1:])}, {len(self.classes)} classes)"
+        classes = counted(len(self.classes), "class", "classes")
+        return f"Examples({len(self.y)} of shape {tuple(self.x.shape[1:])}, {classes})"
 
     def __post_init__(self) -> None:
         self._take_types()
@@ -195,7 +197,7 @@ class World:
             raise ValueError("a world must use every example at most once: splits overlap")
 
     def __repr__(self) -> str:
-        return f"World({self.name}: {self.examples!r}, {self.clients} clients, seed {self.seed})"
+        return f"World({self.name}: {self.examples!r}, {counted(self.clients, 'client')}, seed {self.seed})"
 
     @property
     def clients(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..ops.layout import markdown
+from .frames import data_frame
 
 Row = Mapping[str, Any]
 
@@ -84,11 +85,14 @@ class Estimates:
     def to_csv(self) -> str:
         """The rows of errors as CSV."""
         out = io.StringIO()
-        fields = ["adapter", "stream", "estimator", "clients", *ERRORS]
-        writer = csv.DictWriter(out, fields, lineterminator="\n")
+        writer = csv.DictWriter(out, FIELDS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
         return out.getvalue()
+
+    def to_dataframe(self) -> Any:
+        """The rows of errors as a pandas data frame."""
+        return data_frame(self.rows, FIELDS)
 
     def __str__(self) -> str:
         return self.to_markdown()
@@ -105,6 +109,8 @@ def pooled(measured: Iterable[Estimates]) -> Estimates:
 
 
 ERRORS, COUNTS = ("error", "curve_error", "bias", "draw"), ("clients", "alarmed", "alarms", "samples")
+FIELDS = ("adapter", "stream", "estimator", "clients", *ERRORS)
+"""The columns of the rows of errors."""
 
 
 def _grouped(tables: Iterable[Iterable[Row]]) -> list[list[Row]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ops.layout import counted
 from .paired import DRAWS, LEVEL, PerSeed, ends, few, resampled, student, told_apart
 
 
@@ -100,7 +101,7 @@ class Ranking:
         return [f"{self._lead()} {self._level()}".strip(), *self._groups(), *self._caveats()]
 
     def _lead(self) -> str:
-        first, over = self.places[0], plural(len(self.by_stream), "stream")
+        first, over = self.places[0], counted(len(self.by_stream), "stream")
         return f"{first.title} has the best mean over {over}: {100 * first.mean:.1f} %."
 
     def _level(self) -> str:
@@ -135,11 +136,6 @@ class Ranking:
         if len(self.places) > 3:
             out.append("Each interval is of 95 % by itself: of many comparisons, some exceed chance by chance.")
         return out + [f"Not ranked: {title}, because {why}." for title, why in self.left_out.items()]
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 stream`, `2 streams`."""
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _s(some: Sequence[object]) -> str:

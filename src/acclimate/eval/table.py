@@ -11,6 +11,7 @@ from html import escape
 from typing import Any, TypedDict
 
 from ..ops.layout import lined, markdown
+from .frames import data_frame
 
 
 class Row(TypedDict):
@@ -94,6 +95,11 @@ class Table:
         writer.writeheader()
         writer.writerows(self.rows)
         return out.getvalue()
+
+    def to_dataframe(self) -> Any:
+        """All rows as a pandas data frame, a column per field; `settings` are one text, so that one can group by it."""
+        rows = [{**r, "settings": " ".join(r["settings"])} for r in self.rows]
+        return data_frame(rows, list(Row.__annotations__))
 
     def to_markdown(self, selection: str = "last") -> str:
         """The pivot as a Markdown table."""

@@ -32,6 +32,12 @@ def assignment(word: str) -> str:
     return f"{FIELDS[named.name]}={list(named.entries)[1]}" if named else "rounds=5"
 
 
+def elsewhere(word: str) -> str:
+    """Where a name that was looked for in the wrong field belongs: `tent` to `adapters=tent`. Empty: nowhere."""
+    found = [FIELDS[k.name] for k in catalogue.KINDS if k.name in FIELDS and word in k.entries and word != "none"]
+    return f"write {' or '.join(f'{field}={word}' for field in found)}; " if found else ""
+
+
 def below(values: Mapping[str, Any], name: str, prefix: str = "") -> list[str]:
     """The settings that end in this name, in the records that fields hold: `lr` is `method.opt.lr`."""
     out = []

@@ -99,8 +99,8 @@ class Experiment:
             raise check.FieldError(f"Experiment: select={given!r} must be a tuple; write ({given!r},)", "select")
         settle(self, "Experiment")
         for name in ("rounds", "eval_every", "checkpoint_every"):
-            check.at_least(self, name, 1)
-        check.at_least(self, "seed", 0)
+            check.whole(self, name, 1)
+        check.whole(self, "seed", 0)
         if not 0 < self.participation <= 1:
             raise check.FieldError(
                 f"Experiment: participation={self.participation!r} must be above 0 and at most 1", "participation"

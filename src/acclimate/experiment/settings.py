@@ -343,5 +343,6 @@ def _lookup(name: Any, kind: catalogue.Kind | None, key: str) -> Any:
     if name not in kind.entries:
         if kind.name == "data set" and (told := hints.own_data(name)):
             raise ConfigError(f"{key}: {told}")
-        raise ConfigError(f"{key}: there is no {kind.name} '{name}'; {nearest(name, list(kind.entries))}{own}")
+        near = f"{hints.elsewhere(name)}{nearest(name, list(kind.entries))}{own}"
+        raise ConfigError(f"{key}: there is no {kind.name} '{name}'; {near}")
     return kind.entries[name]

@@ -19,6 +19,7 @@ from ..running import run as api
 from ..running.watch import Watch
 from . import admin
 from .app_folder import quoted
+from .deploy import steps
 from .local_processes import LONGER, Process, start_seconds
 from .loopback import CONNECTION, Fleet, flwr, tail
 from .places import place
@@ -61,14 +62,19 @@ def _server(event: dict[str, Any]) -> Process | None:
     return Process("server", event["pid"], event["started"]) if event["event"] == "started" else None
 
 
-def deploy(folder: Path, selection: str, adapter: str, fleet: Fleet | None = None) -> dict[str, Any]:
+def deploy(
+    folder: Path, selection: str, adapter: str, fleet: Fleet | None = None, watch: Watch | None = None
+) -> dict[str, Any]:
     """Leave each node with its live model. Returns what was deployed, and every stream's accuracy by client."""
-    known = labels.distinct(_on_flower(folder).adapters)
+    watch, experiment = watch or Watch(), _on_flower(folder)
+    known = labels.distinct(experiment.adapters)
     if adapter not in ("", *known):  # before a run is started on the fleet, which takes a minute
         raise ValueError(f"adapter='{adapter}' must be one of the run's: {', '.join(known)}")
     deployed: dict[str, Any] = {}
-    for event in submit(folder, "deploy", fleet or current(), selection=selection, adapter=adapter):
-        _pass_on(event, Watch(), folder)
+    fleet = fleet or current()
+    watch.deploying(experiment.label, experiment.seed, steps(experiment))
+    for event in submit(folder, "deploy", fleet, selection=selection, adapter=adapter):
+        _pass_on(event, watch, folder)
         if event["event"] == "deployed":
             deployed = {k: v for k, v in event.items() if k != "event"}
     return deployed

@@ -68,8 +68,8 @@ def _conduct(grid: Grid, config: Mapping[str, Any], folder: Path) -> None:
         with linked(link):
             given = data_of_sites(link, experiment) if config["data"] == "sites" else {}
             if config["task"] == "deploy":
-                deployed = deploy(run_folder, str(config["selection"]), str(config["adapter"]), given)
-                report("deployed", **deployed)
+                chosen = str(config["selection"]), str(config["adapter"])
+                report("deployed", **deploy(run_folder, *chosen, given, lambda: report("tested")))
             else:
                 api.resume(folder, ProgressWatch(folder, link, report), **given)
         report("finished", sent=link.sent, received=link.received, exchanges=link.exchanges)

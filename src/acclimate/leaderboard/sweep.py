@@ -21,6 +21,7 @@ from .. import store
 from ..backends.vmap import shelf
 from ..experiment import Experiment
 from ..experiment.catalogue import ADAPTERS, METHODS
+from ..ops.layout import counted
 from ..running import run as api
 from ..running.check import check_all
 from ..running.progress import duration
@@ -154,7 +155,7 @@ def fill(
     yield from (f"{name} cannot be on track {track_name}: {why}" for name, why in reasons.items() if why)
     runs = {e.name: e.experiments(track_name, device) for e in left if reasons[e.name] is None}
     total, began = sum(map(len, runs.values())), time.perf_counter()
-    yield f"{len(runs)} rows to run, {total} seeds, {jobs} at a time"
+    yield f"{counted(len(runs), 'row')} to run, {counted(total, 'seed')}, {jobs} at a time"
     with as_frozen(), workers(jobs) as pool:
         work = _Work({e.name: e.method for e in left}, runs, out, device != "cpu")
         while work.feed(pool, jobs):
@@ -162,7 +163,7 @@ def fill(
                 yield _submitted(name, work.done[name], track_name, out, to)
             passed, count = time.perf_counter() - began, sum(map(len, work.done.values()))
             rest = f"; {duration(passed / count * (total - count))} left" if 0 < count < total else ""
-            yield f"{count} of {total} seeds, {duration(passed)} so far{rest}"
+            yield f"{count} of {counted(total, 'seed')}, {duration(passed)} so far{rest}"
 
 
 class _Work:

@@ -23,6 +23,11 @@ def room() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number and what it counts: `1 run`, `2 runs`, `1,000 classes` (where an s is not enough, `several`)."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
 def lined(rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:
     """Rows in columns. Where they are wider than `width`, the last cells of a row go on below it, indented."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

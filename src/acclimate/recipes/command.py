@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import recipes, store
 from ..ops.devices import device_of
+from ..ops.layout import counted
 from .coverage_page import covered, write
 from .planning import Plan
 from .record import Cell, Recipe
@@ -91,9 +92,9 @@ def planned(
 def lacking(plan: Plan) -> list[str]:
     """What cannot run and what runs nevertheless, a line each."""
     cells = [c for c in plan.cells if isinstance(c, Cell)]
-    lines = [f"missing: {why} ({len(gone)} cells, such as {gone[0]})" for why, gone in plan.left_out.items()]
+    lines = [f"missing: {why} ({counted(len(gone), 'cell')}, such as {gone[0]})" for why, gone in plan.left_out.items()]
     if plan.left_out and cells:
-        lines.append(f"running without: {len(cells)} cells, {len(plan.trainings)} trainings")
+        lines.append(f"running without: {counted(len(cells), 'cell')}, {counted(len(plan.trainings), 'training')}")
     return lines
 
 

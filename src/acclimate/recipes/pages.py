@@ -63,7 +63,10 @@ def summary(result: Mapping[str, Any]) -> str:
 def size(result: Mapping[str, Any]) -> str:
     """`after 20 rounds, with 0.1 of the data`: what is not as the recipe has it; empty: nothing."""
     rounds, fraction = result.get("rounds"), result.get("fraction")
-    parts = [f"after {rounds} rounds" if rounds else "", f"with {fraction:g} of the data" if fraction else ""]
+    parts = [
+        f"after {layout.counted(rounds, 'round')}" if rounds else "",
+        f"with {fraction:g} of the data" if fraction else "",
+    ]
     return ", ".join(part for part in parts if part)
 
 

@@ -80,8 +80,8 @@ def _runnable(recipe: Recipe) -> list[str]:
     total = sum(isinstance(c, Cell) for c in recipe.cells("paper"))
     columns = ": " + ", ".join(dict.fromkeys(c.column for c in there)) if there else ""
     return [
-        *(f"  missing    {reason} ({len(cells)} cells)" for reason, cells in found.left_out.items()),
-        f"  runs now   {len(there)} of {total} cells at paper scale{columns}; all at smoke scale",
+        *(f"  missing    {reason} ({layout.counted(len(cells), 'cell')})" for reason, cells in found.left_out.items()),
+        f"  runs now   {len(there)} of {layout.counted(total, 'cell')} at paper scale{columns}; all at smoke scale",
     ]
 
 

@@ -14,6 +14,7 @@ from .. import store
 from ..core import rng
 from ..data import World
 from ..experiment import Experiment, labels
+from ..ops.layout import counted
 from ..shifts import Shift, Stream
 from .bubbles import CELL, BubbleColumn, bubble_plot
 from .lines import are_ids, lines
@@ -68,7 +69,7 @@ def clients_and_classes(world: World) -> str:
         BubbleColumn(name, own, domain, i >= world.clients)
         for i, (name, own, domain) in enumerate(zip(names, counts, owners, strict=True))
     ]
-    label = f"Training examples of {world.clients} clients by class"
+    label = f"Training examples of {counted(world.clients, 'client')} by class"
     cell = max(min(900 // len(columns), 480 // world.num_classes, 44), CELL)  # large where there is room
     return bubble_plot(columns, world.examples.classes, label, BUBBLES, cell) + _domain_legend(world)
 
@@ -175,7 +176,7 @@ def _facts(experiment: Experiment, world: World) -> str:
     counts = [f"{sum(map(len, rows)):,} {name}" for name, rows in parts.items() if rows]
     counts += [f"{len(world.held):,} held out"] if len(world.held) else []
     shape = " x ".join(map(str, world.shape))
-    clients = f"{world.clients} clients" + (f" and {len(world.new)} new ones" if world.new else "")
+    clients = counted(world.clients, "client") + (f" and {counted(len(world.new), 'new one')}" if world.new else "")
     settings = labels.entry_of(experiment.data)[1]
     settings = [s for s in settings if not s.startswith("root=")]  # previews are shared, folders are not
     if not any(s.startswith("partition") for s in settings):

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ..eval.ranking import Ranking
+from ..ops.layout import counted
 from .board import Board, Run, collect, folder
 from .page import page
 from .sections import (
@@ -24,7 +25,7 @@ from .sections import (
     stream_samples,
     verdict,
 )
-from .style import details, esc, facts, plural, span, words
+from .style import details, esc, facts, span, words
 
 
 def render(
@@ -62,6 +63,11 @@ def render(
     return page(title, head, shown, "the JSON of run folders", headline.record(board, title))
 
 
+def _of(numbers: str, one: str) -> str:
+    """A range of numbers and what they count: `1 client`, `5 to 20 clients`."""
+    return f"{numbers} {one}{'s' * (numbers != '1')}"
+
+
 def _summary(board: Board, ranking: Ranking | None) -> str:
     """What was run, and the verdict."""
     results = [r["results"] for r in board.runs]
@@ -69,8 +75,8 @@ def _summary(board: Board, ranking: Ranking | None) -> str:
     clients = span((r.get("data") or {}).get("clients") for r in results)
     rounds = span((r.get("cost") or {}).get("rounds") for r in results)
     seeds = list(dict.fromkeys(r.get("seed") for r in results))
-    text = f"{plural(len(board.runs), 'run')} of {plural(len(set(board.names)), 'method')} on {data}: "
-    text += f"{clients} clients, {rounds} rounds, seed{'s' * (len(seeds) != 1)} {words(seeds)}."
+    text = f"{counted(len(board.runs), 'run')} of {counted(len(set(board.names)), 'method')} on {data}: "
+    text += f"{_of(clients, 'client')}, {_of(rounds, 'round')}, seed{'s' * (len(seeds) != 1)} {words(seeds)}."
     if not board.selections:
         return f'<p class="lede">{text} There are no results yet.</p>'
     return f'<p class="lede">{text}</p>{verdict.verdict(board, ranking)}{verdict.uneven(board)}'

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ..core import Shards
 from ..data import World
+from ..ops.layout import counted
 from ..shifts import Stream
 from . import png
-from .style import esc, num, plural, words
+from .style import esc, num, words
 
 IMAGES = 6
 """How many samples of every stream a run keeps."""
@@ -108,7 +109,7 @@ def figure(name: str, picture: Mapping[str, Any]) -> str:
     labels = list(picture.get("classes") or ())
     width, height = (max(num(picture.get(k)), 1.0) for k in ("width", "height"))
     scale = max(round(TALL / height), 1)
-    alt = f"{plural(len(labels), 'sample')} of client {esc(picture.get('client'))} on {esc(name)}: {words(labels)}"
+    alt = f"{counted(len(labels), 'sample')} of client {esc(picture.get('client'))} on {esc(name)}: {words(labels)}"
     size = f'width="{width * scale:g}" height="{height * scale:g}"'
     image = f'<img src="{picture["png"]}" {size} alt="{alt}">'
     below = "".join(f"<span>{esc(label)}</span>" for label in labels)

@@ -71,11 +71,6 @@ def words(items: Iterable[Any]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts) or DASH
 
 
-def plural(n: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{n} {noun}{'s' * (n != 1)}"
-
-
 def short(text: str, most: int) -> str:
     """A text of at most so many letters; a longer one is cut and ends with three dots."""
     return text if len(text) <= most else text[: most - 1] + "\u2026"

@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from .style import TONES, esc, plural, size
+from ..ops.layout import counted
+from .style import TONES, esc, size
 
 WIDTH, HEIGHT = 640, 330
 LEFT, RIGHT, TOP, BOTTOM = 58, 18, 40, 62
@@ -162,7 +163,7 @@ def curves(items: Sequence[Curve], what: str = "Validation accuracy", of: str = 
     body.append(_readouts(items, at_x, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM))
     xs = [(at_x(t), f"{t:g}") for t in rounds if points and min(p[0] for p in points) <= t <= last]
     ys = [(at_y(t), percent(t)) for t in marks]
-    label = f"Line chart of {what[0].lower()}{what[1:]} per round for {plural(len(items), of)}"
+    label = f"Line chart of {what[0].lower()}{what[1:]} per round for {counted(len(items), of)}"
     chart = _frame(label, xs, ys, "Round", f"{what}, %", "".join(body))
     return chart + legend([(c.name, c.tone, c.tone) for c in items], "Lines")
 

@@ -22,6 +22,7 @@ from ..live.model import WINDOW
 from ..live.module import module_of
 from ..models import Mixed
 from ..ops.devices import device_of
+from ..ops.layout import counted
 from .deploy import check_client, deploy, live_model
 
 
@@ -50,7 +51,7 @@ class Fit:
 
     def __repr__(self) -> str:
         seen = f", validation {self.history[-1]['val_accuracy']:.1%}" if self._validated else ""
-        done = f"{self.state.round} of {self.experiment.rounds} rounds"
+        done = f"{self.state.round} of {counted(self.experiment.rounds, 'round')}"
         return f"Fit({self.experiment.label}, seed {self.experiment.seed}, {done}{seen}; {self.world!r})"
 
     @property
@@ -207,7 +208,7 @@ def check_sizes(experiment: Experiment, world: World) -> None:
                     remedy = "leave out clients of few examples (data.partition=natural-users, data.partition.floor=20)"
                 name = world.client_names[c] if world.client_names else str(c)
                 who = f"client {c}" if name == str(c) else f"client {c} ({name})"
-                has = f"{len(rows)} training example{'' if len(rows) == 1 else 's'}"
+                has = counted(len(rows), "training example")
                 raise ValueError(f"{who} has {has}, fewer than a batch ({where}.batch={work.batch}); {smaller}{remedy}")
 
 

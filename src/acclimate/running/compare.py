@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import store
+from ..eval.frames import data_frame
 from ..eval.paired import DRAWS, LEVEL, Difference, PerSeed, difference, interval
 from ..eval.ranking import RankedRow, Ranking, listed, rank
 from ..eval.same_stream import apart, first_alike
@@ -82,14 +83,19 @@ class Comparison:
         text += [f"Left out: {stream}, {who}." for stream, who in self.not_shared.items()]
         return " ".join(text) or None
 
+    def _rows(self) -> list[dict[str, Any]]:
+        return [asdict(d) | {"mean": d.mean, "told_from_chance": d.differs} for d in self.differences]
+
+    def to_dataframe(self) -> Any:
+        """A pandas data frame, a row per stream and selection; `first` and `second` are the sides' accuracies."""
+        return data_frame(self._rows())
+
     def to_json(self) -> str:
         """All numbers."""
-        rows = [asdict(d) | {"mean": d.mean, "told_from_chance": d.differs} for d in self.differences]
         body = {"schema": SCHEMA, "first": self.first, "second": self.second, "level": LEVEL, "draws": DRAWS}
-        body |= {"differences": rows, "best_over_rounds_on_test_data": self.best, "left_out": self.left_out}
-        body |= {"not_shared": dict(self.not_shared)}
-        body |= {"select": self.select, "choices": self.choices} if self.select else {}
-        return json.dumps(body, indent=1) + "\n"
+        body |= {"differences": self._rows(), "best_over_rounds_on_test_data": self.best, "left_out": self.left_out}
+        picked = {"select": self.select, "choices": self.choices} if self.select else {}
+        return json.dumps(body | {"not_shared": dict(self.not_shared)} | picked, indent=1) + "\n"
 
     def to_markdown(self) -> str:
         """A table: a row per stream and selection."""

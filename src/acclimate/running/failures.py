@@ -12,6 +12,7 @@ from .. import store
 from ..core import NonFinite
 from ..core.nn.pixels import ClippedFloats
 from ..eval import Table
+from ..ops.layout import counted
 
 SCHEMA = "acclimate.failed/1"
 
@@ -22,8 +23,9 @@ class RunsFailed(ArithmeticError):
     def __init__(self, path: Path, failed: dict[str, str], table: Table) -> None:
         self.path, self.failed, self.table = path, failed, table
         each = "".join(f"\n  {name}: {reason}" for name, reason in failed.items())
-        runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
-        super().__init__(f"{runs} failed:{each}\nto train them once more: acclimate resume {path} --again")
+        super().__init__(
+            f"{counted(len(failed), 'run')} failed:{each}\nto train them once more: acclimate resume {path} --again"
+        )
 
 
 def tolerant(call: Callable[..., Table], *args: Any) -> tuple[Table, RunsFailed | None]:

@@ -25,13 +25,13 @@ class Progress(Watch):
     def __init__(self) -> None:
         self.runs, self.finished = 1, 0
         self._slow: set[str] = set()
-        self.phase, self.before, self.note = "", 0.0, ""
+        self.phase, self.before, self.part, self.note = "", 0.0, 0.5, ""
         self.step, self.steps, self.unit = 0, 1, ""
 
     @property
     def share(self) -> float:
         """The share of all work that is done; the training of a run counts as much as its test."""
-        return (self.finished + self.before + 0.5 * self.step / max(self.steps, 1)) / max(self.runs, 1)
+        return (self.finished + self.before + self.part * self.step / max(self.steps, 1)) / max(self.runs, 1)
 
     def show(self, starts: bool = False) -> None:
         """Draw what is known; `starts` where a run or its test has just begun."""
@@ -58,6 +58,10 @@ class Progress(Watch):
 
     def testing(self, label: str, seed: int, steps: int) -> None:
         self._start(f"test {label} (seed {seed})", 0.5, 0, steps, "tests")
+
+    def deploying(self, label: str, seed: int, steps: int) -> None:
+        self.part = 1.0  # there is no training before it
+        self._start(f"deploy {label} (seed {seed})", 0.0, 0, steps, "steps")
 
     def tested(self) -> None:
         self.step += 1

@@ -26,8 +26,11 @@ class Watch:
     def testing(self, label: str, seed: int, steps: int) -> None:
         """Testing starts; `steps` calls of `tested` will follow."""
 
+    def deploying(self, label: str, seed: int, steps: int) -> None:
+        """A model goes to the nodes of a fleet, and is tested there; `steps` calls of `tested` will follow."""
+
     def tested(self) -> None:
-        """One adapter has met one stream."""
+        """One adapter has met one stream, or one step of `deploying` is over."""
 
     def done(self) -> None:
         """One experiment of the suite is finished."""

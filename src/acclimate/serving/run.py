@@ -19,6 +19,7 @@ import uvicorn
 
 from .. import store
 from ..live import load_live
+from ..ops.layout import counted
 from . import checkpoint
 from .app import Front, Limits, say
 from .desk import Rules
@@ -181,6 +182,6 @@ class _Server(uvicorn.Server):
             scheme = "https" if self.config.is_ssl else "http"
             shown = f"[{at[0]}]" if ":" in at[0] else at[0]
             print(
-                f"serving {self.front.name}, {len(self.front.host.rows)} clients, at {scheme}://{shown}:{at[1]}",
+                f"serving {self.front.name}, {counted(len(self.front.host.rows), 'client')}, at {scheme}://{shown}:{at[1]}",
                 flush=True,
             )

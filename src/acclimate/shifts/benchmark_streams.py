@@ -91,12 +91,13 @@ class Natural(Shift):
         if self.source is None:
             raise ValueError("Natural: source must name a data set, for example data.CIFAR10_1()")
         shifted = self.source.load()
-        if shifted.x.shape[1:] != world.examples.x.shape[1:]:
+        x = as_fitted(shifted, world, f"Natural: {type(self.source).__name__}")
+        if x.shape[1:] != world.examples.x.shape[1:]:
             raise ValueError(
-                f"Natural: {type(self.source).__name__} has inputs {tuple(shifted.x.shape[1:])}, the clients' are "
+                f"Natural: {type(self.source).__name__} has inputs {tuple(x.shape[1:])}, the clients' are "
                 f"{tuple(world.examples.x.shape[1:])}; set its size= and channels="
             )
-        x, y = as_fitted(shifted, world, f"Natural: {type(self.source).__name__}"), _renumbered(shifted, world)
+        y = _renumbered(shifted, world)
         classes = len(world.examples.classes)
         wanted = torch.stack([torch.bincount(world.examples.y[r], minlength=classes) for r in world.test])
         pools = [shuffled((y == c).nonzero().flatten(), rng.fold(key, "natural", c)) for c in range(classes)]

@@ -77,18 +77,29 @@ def as_fitted(other: Any, world: Federation, who: str) -> Tensor:
     if getattr(world, "scales", ()):
         raise ValueError(f"{who} cannot be scaled by each client's own training rows; set data.scale=all or none")
     mine, theirs = (tuple(getattr(e, "features", ())) for e in (world.examples, other))
-    names = [[(f.column, f.kind, f.word * (f.kind == "word")) for f in features] for features in (mine, theirs)]
+    names = [
+        [(f.column, f.kind, f.word * (f.kind == "word")) for f in features if f.kind != "missing"]
+        for features in (mine, theirs)
+    ]
     if names[0] != names[1]:
         told = [", ".join(dict.fromkeys(f[0] for f in found)) or "none" for found in names]
         raise ValueError(f"{who} has the inputs {told[1]}, the clients' are {told[0]}; both must be the same, in order")
-    x: Tensor = other.x.clone() if mine else other.x
-    marks = {f.column: i for i, f in enumerate(mine) if f.kind == "missing"}
-    for i, (own, its) in enumerate(zip(mine, theirs, strict=True)):
+    if not mine:
+        found: Tensor = other.x
+        return found
+    gone = {f.column: other.x[:, i] > 0 for i, f in enumerate(theirs) if f.kind == "missing"}
+    none = torch.zeros(len(other.x), dtype=torch.bool)
+    rest, out = iter([(f, other.x[:, i]) for i, f in enumerate(theirs) if f.kind != "missing"]), list[Tensor]()
+    for own in mine:  # either may lack a mark that the other has
+        missing = gone.get(own.column, none)
+        if own.kind == "missing":
+            out.append(missing.to(other.x.dtype))
+            continue
+        its, values = next(rest)
         if own.kind == "date":
-            x[:, i] += (date.fromisoformat(its.word) - date.fromisoformat(own.word)).days
-        if own.measured and own.column in marks:
-            x[x[:, marks[own.column]] > 0, i] = own.fill
-    return x
+            values = values + (date.fromisoformat(its.word) - date.fromisoformat(own.word)).days
+        out.append(torch.where(missing, own.fill, values) if own.measured else values)
+    return torch.stack(out, 1)
 
 
 def changed(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ops import opening
+from ..ops.layout import counted
 
 
 class RunError(RuntimeError):
@@ -26,7 +27,7 @@ class SeveralRuns(RunError):
         self.path, self.runs = path, list(runs)
         more = f" and {len(runs) - 20} more" if len(runs) > 20 else ""
         names = ", ".join(r.relative_to(path).as_posix() for r in runs[:20])
-        count = f"{len(runs)} runs" if len(runs) > 1 else "one"
+        count = "one" if len(runs) == 1 else counted(len(runs), "run")
         super().__init__(f"{path} is no run, but a folder that holds {count}: {names}{more}; name a run")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import store
 from ..experiment import Experiment, labels
+from ..ops.layout import counted
 from .search_page import page
 from .space import Point, Space, to_toml
 
@@ -95,7 +96,7 @@ def write(path: Path, card: dict[str, Any], space: Space, total: int, done: Sequ
     if best is not None:
         score = f"{100 * (best.score or 0):.2f} % on validation data (trial {best.number})"
         settings = with_method(space.settings(best.values))
-        store.write(path / "best.toml", to_toml(settings, f"the best of {len(done)} trials: {score}"))
+        store.write(path / "best.toml", to_toml(settings, f"the best of {counted(len(done), 'trial')}: {score}"))
     store.write(path / "report.html", page(search.card))
     return search
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import store
+from ..ops.layout import counted
 from ..reporting import page as pages
-from ..reporting.style import esc, plural, table
+from ..reporting.style import esc, table
 from ..reporting.svg import drawing, linear, marker
 
 Card = Mapping[str, Any]
@@ -46,7 +47,7 @@ def _words(card: Card) -> str:
     """What the numbers are, and which trial was chosen."""
     score, chosen = card["score"], card["chosen"]
     text = f"{len(card['trials'])} of {card['planned']} trials ({esc(card['sampler'])}), "
-    text += f"{plural(len(card['seeds']), 'seed')} each. The score is the accuracy on <em>validation</em> data "
+    text += f"{counted(len(card['seeds']), 'seed')} each. The score is the accuracy on <em>validation</em> data "
     text += f"({esc(', '.join(score['streams']))}; adapter {esc(score['adapter'])}) at the validation-selected round, "
     text += "averaged over clients and seeds. Test data was not looked at: the chosen settings are still to be tested. "
     if card.get("grid"):

@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...ops.layout import counted
 from ..board import Board, ordered
-from ..style import TONES, details, esc, fixed, num, plural, words
+from ..style import TONES, details, esc, fixed, num, words
 from ..svg import drawing, linear
 
 GLYPHS = ("h0", "m-2.4-2.4l4.8 4.8m0-4.8l-4.8 4.8", "m-3 0h6m-3-3v6", "m-2.4 2h4.8l-2.4-4.4z", "m-2-2h4v4h-4z")
@@ -76,7 +77,7 @@ def _bars(entry: Mapping[str, Any], stream: str, histogram: Mapping[str, Any], m
         body += f'<path class="mean" d="M{linear(low, high, 2, WIDE - 2)(mean):.1f} {base}v5"/>'
     ends = [(2, "start", low), (WIDE / 2, "middle", (low + high) / 2), (WIDE - 2, "end", high)]
     body += "".join(f'<text x="{x:g}" y="{HIGH - 3}" text-anchor="{a}">{v:.3g}</text>' for x, a, v in ends)
-    label = f"Histogram of {entry.get('meaning')} on {stream}: {plural(int(total), 'sample')}, mean {mean:.3g}"
+    label = f"Histogram of {entry.get('meaning')} on {stream}: {counted(int(total), 'sample')}, mean {mean:.3g}"
     head = f"<h4>{esc(stream)} <small>mean {fixed(mean, 2)}</small></h4>"
     return f"<div>{head}{drawing('panel', WIDE, HIGH, label, body)}</div>"
 
@@ -101,7 +102,7 @@ def _map(entry: Mapping[str, Any], streams: Mapping[str, int]) -> str:
         body.append(f'<path class="{_dress(i)}" d="{path}"><title>{esc(stream)}</title></path>' if path else "")
         count += len(points)
     frame = f'<path class="grid" fill="none" d="M.5 .5H{SIDE - 0.5}V{SIDE - 0.5}H.5z"/>'
-    label = f"Map of {entry.get('meaning')}: {plural(count, 'sample')} of {plural(len(streams), 'stream')}"
+    label = f"Map of {entry.get('meaning')}: {counted(count, 'sample')} of {counted(len(streams), 'stream')}"
     return drawing("panel", SIDE, SIDE, label, frame + "".join(body))
 
 

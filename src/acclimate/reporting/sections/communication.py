@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ...ops.layout import counted
 from .. import svg
 from ..board import Board
-from ..style import DASH, details, esc, fixed, num, plural, size, span, table, views
+from ..style import DASH, details, esc, fixed, num, size, span, table, views
 
 
 def against_upload(board: Board) -> str:
@@ -49,7 +50,7 @@ def message(name: str, cost: Mapping[str, Any], most: int = 200) -> str:
     body = table(f"What left the client: {name}", head, rows) if rows else "<p>Nothing left the client.</p>"
     body += f"<p>{len(sent) - most} more are not shown.</p>" * (len(sent) > most)
     body += "".join(f"<p>{promise(card)}</p>" for card in cost.get("filters") or ())
-    return details(name, f"{up} up, {down} down per client and round, {plural(len(sent), 'tensor')} sent", body)
+    return details(name, f"{up} up, {down} down per client and round, {counted(len(sent), 'tensor')} sent", body)
 
 
 def promise(card: Mapping[str, Any]) -> str:

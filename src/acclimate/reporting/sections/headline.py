@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...ops.layout import counted
 from ..board import Board, BoardRow, joined, label
 from ..board_table import TableCell, TableColumn, board_table
-from ..style import deviation, esc, fixed, num, pct, plural, size, span, views
+from ..style import deviation, esc, fixed, num, pct, size, span, views
 
 FORMS = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
 """What the table can be saved as, by file name ending."""
@@ -76,7 +77,7 @@ def _refused(board: Board) -> str:
     if not found:
         return ""
     listed = list(dict.fromkeys(found))
-    title = f"{plural(len(listed), 'combination')} refused"
+    title = f"{counted(len(listed), 'combination')} refused"
     start = "<details open>" if len(listed) <= 6 else "<details>"
     return f"{start}<summary>{title} <span>which, and why</span></summary><ul>{''.join(listed)}</ul></details>"
 

@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from ...eval.ranking import RankedPlace, Ranking, rank
+from ...ops.layout import counted
 from ..board import Board, BoardRow, folder
-from ..style import TONES, esc, fixed, pct, plural, short, size, views, words
+from ..style import TONES, esc, fixed, pct, short, size, views, words
 from ..svg import drawing, linear
 
 NAMED = 4
@@ -38,7 +39,7 @@ def verdict(board: Board, ranking: Ranking | None, costs: bool = True) -> str:
     streams = list(ranking.by_stream)
     best = rows[first.title]
     title = first.title if best.adapter == "none" else f"{best.name} with adapter {best.adapter}"
-    text = f"<b>Deploy {esc(title)}</b>: best mean over {plural(len(streams), 'stream')}, {pct(first.mean)} %"
+    text = f"<b>Deploy {esc(title)}</b>: best mean over {counted(len(streams), 'stream')}, {pct(first.mean)} %"
     others = "every other row that is ranked" if ranking.left_out else "every other row"
     text += f"; within chance of {_some(level)}." if level else f", more than chance above {others}."
     parts = [text, *_on_streams(ranking, first), _cost(best) if costs else ""]
@@ -146,7 +147,7 @@ def _plot(board: Board, ranking: Ranking) -> str:
     foot = 34 + len(places) * LINE
     body.append(f'<text x="6" y="{foot - 8}">rank 1</text>')
     body.append(f'<text x="{end - 8}" y="{foot - 8}" text-anchor="end">rank {len(ranking.places)}</text>')
-    label = f"Ranks of {plural(len(places), 'row')}; the first is {places[0].title}"
+    label = f"Ranks of {counted(len(places), 'row')}; the first is {places[0].title}"
     more = f'<p class="muted">The first {MOST} of {len(ranking.places)} rows.</p>' * (len(ranking.places) > MOST)
     return drawing("chart ranks", WIDE, foot, label, "".join(body), titled=False) + more
 
@@ -167,7 +168,7 @@ def unfinished(names: Sequence[str]) -> str:
     """A note on runs that were asked for and are not in the page because they are not finished."""
     if not names:
         return ""
-    return f'<p class="note">{plural(len(names), "run")} not finished, and not in this page: {words(names[:8])}.</p>'
+    return f'<p class="note">{counted(len(names), "run")} not finished, and not in this page: {words(names[:8])}.</p>'
 
 
 def uneven(board: Board) -> str:
