@@ -262,8 +262,71 @@ def test_the_papers_spread_counts_where_it_says_what_it_is(tmp_path, below, caus
     found = coverage.standings([RECIPES["fedicon/table7"]], coverage.collected(tmp_path), frozenset())
     (group,) = causes.groups(found, ["fedicon/table7"])
     assert cause in group.cause.why
-    errors = [published.error_of_spread(t) for t in ("fedicon/table7", "fedpcl/table12", "fedspl/table1")]
-    assert errors == [1.0, pytest.approx(3**-0.5), 0.0]
+    tables = ("fedicon/table7", "fedpcl/table12", "fedthe/table1", "fedthe/table3", "fedspl/table1", "fedtta/table1")
+    third = pytest.approx(3**-0.5)
+    assert [published.error_of_spread(t) for t in tables] == [1.0, third, third, third, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("below", "cause"), [(3.1, "SEEDS"), (4.3, "SEEDS"), (4.5, "UNKNOWN")])
+def test_fedthes_spread_is_over_three_seeds(tmp_path, below, cause):
+    """FedAvg at Dir(0.1) out of client: 64.31 and 1.77, of three seeds 1.022. Seeds of variance 0.01 have 0.058; both
+    together 1.024, with 2.0 degrees of freedom, so that 4.303 * 1.024 = 4.40 points are chance."""
+    own = tuple(64.31 - below + d for d in (0.1, 0.0, -0.1))
+    result(tmp_path, "a.json", "fedthe/table1", {("FedAvg", "dir(0.1) out-of-client"): own})
+    found = coverage.standings([RECIPES["fedthe/table1"]], coverage.collected(tmp_path), frozenset())
+    (group,) = causes.groups(found, ["fedthe/table1"])
+    assert group.cause == getattr(causes, cause)
+
+
+def test_a_mean_over_streams_has_no_spread_over_seeds():
+    """Table 3 prints 59.78 and 7.8 for the average of row 7: 7.8 is over five streams, not over seeds."""
+    ours = coverage.Ours("r", "a", "average", 66.0, {0: 65.9, 1: 66.0, 2: 66.1}, "f", False, "")
+    for stream, chance in (("average", False), ("original", True)):
+        standing = coverage.Standing("fedthe/table3", {"stream": stream}, published.Number(59.78, 7.8), ours, True)
+        assert causes._by_chance(standing) is chance
+
+
+def test_one_seed_is_judged_by_the_spread_of_other_rows_of_its_column(tmp_path):
+    """FedTHE and FedTHE+ with variances 1 and 9 out of client at Dir(0.1): their mean is 5. GMA there has 63.53 and
+    1.48, so 0.73 of three seeds: together 5.73, with 5.0 degrees of freedom, so 2.571 * 2.394 = 6.15 are chance."""
+    column = "dir(0.1) out-of-client"
+    peers = {("FedTHE", column): (56.0, 57.0, 58.0), ("FedTHE+", column): (55.0, 58.0, 61.0)}
+    for below, cause in ((6.1, causes.FEW_SEEDS), (6.2, causes.UNKNOWN)):
+        found = far(tmp_path, {**peers, ("GMA", column): 63.53 - below})
+        assert found == {cause.why: {("GMA", "out-of-client")}}
+    alone = {at: n for at, n in peers.items() if at[0] == "FedTHE"}  # one row has not seen enough
+    assert far(tmp_path, {**alone, ("GMA", column): 63.53 - 6.1}) == {"unknown": {("GMA", "out-of-client")}}
+    elsewhere = {(row, "dir(0.1) mixture"): n for (row, _), n in peers.items()}
+    assert ("GMA", "out-of-client") in far(tmp_path, {**elsewhere, ("GMA", column): 63.53 - 6.1})["unknown"]
+
+
+def stored(name):
+    """The cells of a stored table by row and column."""
+    cells = json.loads((ROOT / "results" / name).read_text())["cells"]
+    return {(c["row"], c["column"]): c for c in cells}
+
+
+def test_what_is_said_of_the_first_partition_is_in_its_files():
+    """On corrupted samples at Dir(1.0), seed 0: by how much rows that were run again differ, and what that explains."""
+    first, brfl = stored("fedthe/table1-converted.json"), stored("fedthe/table1-paper.json")
+    column, both = "dir(1.0) corrupted", {row for row, _ in first} & {row for row, _ in brfl}
+    gains = [brfl[r, column]["ours"][0] - first[r, column]["ours"][0] for r in both - {"FedAvg", "GMA", "MEMO (G)"}]
+    assert len(gains) == 8 and sorted(round(g, 1) for g in gains)[:: len(gains) - 1] == [1.4, 3.2]
+    mean = sum(gains) / len(gains)
+    assert f"{mean:.1f}" == "2.5" and all(n in why.FIRST_CORRUPTED for n in ("eight", "1.4 to 3.2", "of 2.5"))
+    for row in ("FedRep", "FedRoD", "TTT"):
+        own = first[row, column]
+        assert -3 - mean <= own["difference"] < -3 and own["seeds"] == [0]
+
+
+@pytest.mark.parametrize("table", ["table3", "table13"])
+def test_what_is_said_of_one_weight_per_batch_is_in_its_files(table):
+    own = stored(f"fedthe/{table}-paper.json")
+    pairs = [own[row, "mixture"] for row in ("10: fedthe-batch-wise", "5: 2-heads-balanced")]
+    said = "ours {:.1f} and {:.1f}, the paper's {:.1f} and {:.1f}"
+    assert said.format(*(c["mean"] for c in pairs), *(c["published"]["mean"] for c in pairs)) in why.BATCH_WISE
+    parts = [own["5: 2-heads-balanced", s]["published"]["mean"] for s in ("original", "corrupted", "out-of-client")]
+    assert f"{sum(parts) / 3:.1f}" in why.BATCH_WISE and abs(sum(parts) / 3 - pairs[0]["mean"]) < 3
 
 
 def test_every_cause_is_of_numbers_that_are_off_and_names_results():
