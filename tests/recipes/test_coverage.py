@@ -294,7 +294,7 @@ def test_one_seed_is_judged_by_the_spread_of_other_rows_of_its_column(tmp_path):
     for below, cause in ((6.1, causes.FEW_SEEDS), (6.2, causes.UNKNOWN)):
         found = far(tmp_path, {**peers, ("GMA", column): 63.53 - below})
         assert found == {cause.why: {("GMA", "out-of-client")}}
-    alone = {at: n for at, n in peers.items() if at[0] == "FedTHE"}  # one row has not seen enough
+    alone = {("FedTHE+", column): peers["FedTHE+", column]}  # one row does not say enough, however far it spreads
     assert far(tmp_path, {**alone, ("GMA", column): 63.53 - 6.1}) == {"unknown": {("GMA", "out-of-client")}}
     elsewhere = {(row, "dir(0.1) mixture"): n for (row, _), n in peers.items()}
     assert ("GMA", "out-of-client") in far(tmp_path, {**elsewhere, ("GMA", column): 63.53 - 6.1})["unknown"]
