@@ -73,7 +73,7 @@ def redrawn(training: Training) -> Training:
 def made(scale: Scale) -> Iterator[Cell | Derived]:
     """The cells of the recipe, on clients that train on all they have."""
     for cell in recipes.recipe(TABLE).cells(scale):
-        if isinstance(cell, Cell):
+        if isinstance(cell, Cell) and isinstance(cell.training.data, CIFAR10):
             personal = shorter(cell.personal, {"work": PHASE})
             cell = replace(cell, training=redrawn(cell.training), personal=personal)
         yield cell

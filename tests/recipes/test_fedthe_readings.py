@@ -89,3 +89,4 @@ def test_redrawn_clients_take_as_many_steps_as_before():
     assert cells["Ditto, not tied"].training.method.record.personal_work == Work(iterations=56)
     data = the.training.data
     assert type(data) is redrawn.Redrawn and {f.name for f in fields(data)} == {f.name for f in fields(CIFAR10)}
+    assert {c.row for c in redrawn.made("smoke")} == set(cells)  # which names the rows that can be asked for
