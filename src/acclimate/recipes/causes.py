@@ -1,9 +1,10 @@
 """Why ours differ from published accuracies by more than three points: what an experiment supports, else "unknown".
 
 A cause is data: which published numbers it is about, a sentence, and the results that support it. The first that fits
-a number counts. Two causes are computed: our mean over three or more seeds and the published one may be equal at 95 %
-(Welch's test, with the paper's spread where it says what that is), and a mixture that lacks its natural part is
-compared with what the paper's own streams say of the other parts. What no cause fits is unknown.
+a number counts. Three causes are computed: our mean over three or more seeds and the published one may be equal at 95 %
+(Welch's test, with the paper's spread where it says what that is); so may a number of fewer seeds, by the spread that
+other rows of its column have over three or more; and a mixture that lacks its natural part is compared with what the
+paper's own streams say of the other parts. What no cause fits is unknown.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306,
 STUDENT |= {15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000}
 """The 97.5 % quantile of Student's t by degrees of freedom; between two of them the lower counts."""
 SEEDS = Cause("", "it cannot be told from the published number at 95 %, by the spread over seeds", "the table itself")
+FEW_SEEDS = Cause(
+    "",
+    "it is of fewer than three seeds, and cannot be told from the published number at 95 %, by the spread over seeds "
+    "that other rows of its column have",
+    "the table itself",
+)
 THREE_PARTS = Cause(
     "",
     "our mixture has no natural part (CIFAR-10.1 is not here); it is within 3 points of the mean of the paper's own "
@@ -31,6 +38,8 @@ THREE_PARTS = Cause(
     "the paper's other columns",
 )
 UNKNOWN = Cause("", "unknown")
+LEAST, AVERAGE = 3, "average"
+"""Seeds from which on a number has a spread of its own, and the column whose printed spread is over streams."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,8 @@ def cause_of(standing: Standing, every: Mapping[tuple[Any, ...], Standing]) -> C
         return SEEDS
     if _lacks_a_part(standing, every):
         return THREE_PARTS
-    return next((c for c in CAUSES if fits(c, standing)), UNKNOWN)
+    known = next((c for c in CAUSES if fits(c, standing)), UNKNOWN)
+    return FEW_SEEDS if known is UNKNOWN and _by_peers(standing, every.values()) else known
 
 
 def fits(cause: Cause, standing: Standing) -> bool:
@@ -61,13 +71,29 @@ def fits(cause: Cause, standing: Standing) -> bool:
 def _by_chance(standing: Standing) -> bool:
     """Whether the two means differ by no more than their spreads allow."""
     values = list(standing.ours.by_seed.values()) if standing.ours else []
-    if len(values) < 3:
+    return len(values) >= LEAST and _within(standing, variance(values), len(values) - 1)
+
+
+def _by_peers(standing: Standing, every: Iterable[Standing]) -> bool:
+    """The same for a number of few seeds, whose variance is the mean of those of two or more rows of its column."""
+    ours = standing.ours
+    if ours is None or ours.seeds >= LEAST:
         return False
-    own = variance(values) / len(values)
-    theirs = ((standing.theirs.std or 0.0) * published.error_of_spread(standing.table)) ** 2
+    column = [s.ours for s in every if s.ours and s.table == standing.table]
+    peers = [o for o in column if (o.file, o.column) == (ours.file, ours.column) and o.seeds >= LEAST]
+    if len(peers) < 2:
+        return False
+    return _within(standing, fmean(variance(o.by_seed.values()) for o in peers), sum(o.seeds - 1 for o in peers))
+
+
+def _within(standing: Standing, spread: float, freedom: int) -> bool:
+    """Whether a difference is no larger than chance allows, by Welch's test, our seeds having this variance."""
+    own = spread / standing.ours.seeds if standing.ours else 0.0
+    printed = 0.0 if standing.fields.get("stream") == AVERAGE else standing.theirs.std or 0.0
+    theirs = (printed * published.error_of_spread(standing.table)) ** 2
     both = own + theirs
-    freedom = both**2 / (own**2 / (len(values) - 1) + theirs**2 / (published.RUNS - 1)) if both else min(STUDENT)
-    quantile = STUDENT[max(known for known in STUDENT if known <= freedom + 1e-9)]
+    of_both = both**2 / (own**2 / freedom + theirs**2 / (published.RUNS - 1)) if both else min(STUDENT)
+    quantile = STUDENT[max(known for known in STUDENT if known <= of_both + 1e-9)]
     return abs(standing.difference or 0.0) <= quantile * sqrt(both)
 
 

@@ -61,10 +61,12 @@ RUNS = 3
 
 def error_of_spread(name: str) -> float:
     """By what a printed spread of a table is multiplied to be its mean's standard error; 0: it does not say."""
-    said = table(name).get("setting", {}).get("std_is", "")
+    setting = table(name).get("setting", {})
+    said = setting.get("std_is", "")
     if said.startswith("standard error"):
         return 1.0
-    return sqrt(1 / RUNS) if said == "spread over three runs" else 0.0
+    over_seeds = setting.get("seeds") == RUNS and setting.get("spread", "").startswith("std over seeds")
+    return sqrt(1 / RUNS) if said == "spread over three runs" or over_seeds else 0.0
 
 
 def number(row: dict[str, Any]) -> Number:
