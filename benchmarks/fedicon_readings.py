@@ -6,15 +6,20 @@ train if the loader of FedPCL's code, which gives two views of every training im
 FedAvg trains on the first of the two; views with either momentum; and, of Office-10, `fifty per class`, as many
 training images as that loader takes. Of testing: `own size`, in which test images of Digit-5 keep
 the pixels that their sets were released with (USPS 16, MNIST and MNIST-M 28) in the middle of 32, where training images
-are enlarged to 32. Rows are run by their recipes, which have none of these.
+are enlarged to 32; `not scaled`, in which training images are scaled to -1..1, as FedPCL's loader does, and corrupted
+ones to 0..1, where the corruptions that FedTHE released leave them; and `wrapped`, which is those two as they are
+released: the corruptions get images that are scaled to -1..1 already, whose bytes wrap around, and leave them in 0..1.
+Rows are run by their recipes, which have none of these.
 
     python benchmarks/fedicon_readings.py [--seeds 3] [--tables fedicon/table1] [--rows Local FedAvg] [--domains USPS]
-        [--readings "as it is" views] [--device cuda] [--work FOLDER] [--out results/causes/fedicon-readings.json]
+        [--readings "as it is" views] [--tests plain "not scaled"] [--device cuda] [--work FOLDER]
+        [--out results/causes/fedicon-readings.json]
 
 Percent, mean and deviation over seeds, by table, reading, row and domain, and the `published` numbers. Trainings of
-Digit-5 are tested as the recipe does (`MNIST`) and at their own size (`MNIST, own size`), those of Table 1 without
-corruption too (`MNIST, plain`). `--work` keeps trainings, so that the same command goes on where it was stopped. A file
-that has numbers of as many seeds and rounds already is added to; `runs` has the commands that made it.
+Digit-5 are tested as the recipe does (`MNIST`) and in the readings of testing (`MNIST, own size`), those of Table 1
+without corruption too (`MNIST, plain`); `--tests` names those that are wanted. `--work` keeps trainings, so that the
+same command goes on where it was stopped. A file that has numbers of as many seeds and rounds already is added to;
+`runs` has the commands that made it.
 """
 
 from __future__ import annotations
@@ -56,8 +61,18 @@ def at_own_size(x: Tensor, side: int) -> Tensor:
     return F.pad(small, (before, after, before, after)).to(x.dtype)
 
 
+def wrapped(x: Tensor) -> Tensor:
+    """uint8 images as torchvision's `ToPILImage` reads them where they are scaled to -1..1: bytes wrap around."""
+    return (2 * x.to(torch.int16) + 1).remainder(256).to(x.dtype)
+
+
+def unscaled(x: Tensor) -> Tensor:
+    """The uint8 images that are in 0..1, as these are without scaling, when a model has scaled them to -1..1."""
+    return ((x.to(torch.int16) + 256) // 2).to(x.dtype)
+
+
 @dataclass(frozen=True)
-class _Resized:
+class _Other:
     """A federation with other images."""
 
     train: tuple[Tensor, ...]
@@ -75,7 +90,12 @@ def resized(world: Federation) -> Federation:
         if name in OWN:
             rows = (examples.domain == number).nonzero().squeeze(1)
             x[rows] = at_own_size(x[rows], OWN[name])
-    return _Resized(world.train, world.test, world.new, world.held, replace(examples, x=x))
+    return with_images(world, x)
+
+
+def with_images(world: Federation, x: Tensor) -> Federation:
+    """The federation with these images."""
+    return _Other(world.train, world.test, world.new, world.held, replace(world.examples, x=x))
 
 
 @dataclass(frozen=True)
@@ -94,8 +114,25 @@ class UnseenOwnSize(UnseenDomain):
         return super().build(resized(world), key)
 
 
-allow(OwnSize)
-allow(UnseenOwnSize)
+@dataclass(frozen=True)
+class NotScaled(Corrupted):
+    """The client's own test images, corrupted, and in 0..1 where those of training are in -1..1."""
+
+    def build(self, world: Federation, key: rng.Key) -> Stream:
+        made = super().build(world, key)
+        return replace(made, shards=replace(made.shards, x=unscaled(made.shards.x)))
+
+
+@dataclass(frozen=True)
+class Wrapped(NotScaled):
+    """The same, where the corruptions get images in -1..1, whose bytes wrap around."""
+
+    def build(self, world: Federation, key: rng.Key) -> Stream:
+        return super().build(with_images(world, wrapped(world.examples.x)), key)
+
+
+for stream in (OwnSize, UnseenOwnSize, NotScaled, Wrapped):
+    allow(stream)
 
 
 @dataclass(frozen=True)
@@ -142,7 +179,13 @@ READINGS: dict[str, Callable[[Training, Kit], Training]] = {
     "fifty per class": with_fifty,
 }
 TESTS: dict[Shift, dict[str, Shift]] = {
-    Corrupted(): {"": Corrupted(), ", plain": Original(), ", own size": OwnSize()},
+    Corrupted(): {
+        "": Corrupted(),
+        ", plain": Original(),
+        ", own size": OwnSize(),
+        ", not scaled": NotScaled(),
+        ", wrapped": Wrapped(),
+    },
     UnseenDomain(): {"": UnseenDomain(), ", own size": UnseenOwnSize()},
 }
 """For a table's own test: what a column's name has behind it, and how its trainings are tested."""
@@ -167,10 +210,16 @@ def read_so(table: str, reading: str) -> Recipe:
     return replace(recipe, make=make)
 
 
+def wanted(column: str, given: argparse.Namespace) -> bool:
+    """Whether a column is of the domains and tests that were asked for; the recipe's own test always is."""
+    domain, _, test = column.partition(", ")
+    return domain in given.domains and (not test or test in given.tests)
+
+
 def ran(table: str, reading: str, given: argparse.Namespace, work: Path) -> tuple[dict[str, Any], set[str]]:
     """The numbers of a table in one reading, by row and column, and the commits at which their models were trained."""
     recipe = read_so(table, reading)
-    columns = [c.column for c in recipe.make("paper") if c.column.split(", ")[0] in given.domains]
+    columns = [c.column for c in recipe.make("paper") if wanted(c.column, given)]
     plan = recipes.plan(recipe, "paper", given.rows, list(dict.fromkeys(columns)), rounds=given.rounds)
     results = recipes.run(plan, work / reading.replace(" ", "-"), range(given.seeds), given.device)
     found: dict[str, Any] = {}
@@ -200,6 +249,8 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=["Local", "FedAvg"])
     parser.add_argument("--readings", nargs="+", choices=list(READINGS), default=list(READINGS))
     parser.add_argument("--domains", nargs="+", default=[*TEN.domains, *FIFTH.domains], metavar="DOMAIN")
+    names = sorted({name[2:] for tests in TESTS.values() for name in tests if name})
+    parser.add_argument("--tests", nargs="*", choices=names, default=names, metavar="TEST")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", type=Path)

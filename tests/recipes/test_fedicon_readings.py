@@ -1,5 +1,6 @@
 """Readings of what FedICON's paper leaves open (benchmarks/fedicon_readings.py): each changes what it names alone."""
 
+import argparse
 import importlib
 import json
 import sys
@@ -14,7 +15,7 @@ from acclimate import recipes
 from acclimate.core import SGD, rng
 from acclimate.data import Digits, TrainTest
 from acclimate.ops.augment import Views
-from acclimate.shifts import Corrupted, UnseenDomain
+from acclimate.shifts import Corrupted, Original, UnseenDomain
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,6 +66,30 @@ def test_a_domain_that_nobody_has_seen_is_met_at_its_own_size(readings, monkeypa
     assert torch.equal(after.shards.x[~seen], readings.at_own_size(before.shards.x[~seen], 8))
 
 
+def test_images_that_are_not_scaled_are_in_0_to_1_when_the_model_has_scaled_them(readings):
+    x = torch.tensor([0, 1, 100, 254, 255], dtype=torch.uint8)
+    assert readings.unscaled(x).tolist() == [128, 128, 178, 255, 255]
+    seen = (readings.unscaled(x).double() / 255 - 0.5) / 0.5
+    assert (seen - x.double() / 255).abs().max() <= 1 / 255
+
+
+def test_images_in_minus_1_to_1_are_read_as_bytes_that_wrap_around(readings):
+    x = torch.tensor([0, 10, 127, 128, 200, 255], dtype=torch.uint8)
+    assert readings.wrapped(x).tolist() == [1, 21, 255, 1, 145, 255]
+    values = 255 * (x.double() / 255 - 0.5) / 0.5
+    assert (values.round().long() % 256).tolist() == readings.wrapped(x).tolist()
+
+
+def test_a_stream_that_is_not_scaled_is_the_corrupted_one_in_other_values(readings):
+    world = Digits(clients=2, fraction=0.1, domains=("plain", "clutter")).world(0)
+    key = rng.key(3)
+    own, other, wrapped = (s.build(world, key) for s in (Corrupted(), readings.NotScaled(), readings.Wrapped()))
+    assert torch.equal(other.shards.x, readings.unscaled(own.shards.x))
+    before = readings.with_images(world, readings.wrapped(world.examples.x))
+    assert torch.equal(wrapped.shards.x, readings.unscaled(Corrupted().build(before, key).shards.x))
+    assert all(torch.equal(s.shards.y, own.shards.y) for s in (other, wrapped))
+
+
 def test_a_reading_of_training_changes_one_setting(readings):
     own = first(recipes.recipe("fedicon/table1"), "FedAvg").training
     moved, seen = (first(readings.read_so("fedicon/table1", n), "FedAvg").training for n in ("momentum 0.5", "views"))
@@ -102,14 +127,22 @@ def test_office_is_seen_mirrored_and_fedicon_keeps_its_own_views(readings):
     assert first(readings.read_so("fedicon/table1", "views"), "FedICON").training == own
 
 
-def test_corrupted_digits_are_tested_in_three_ways_and_the_rest_as_it_is(readings):
+def test_corrupted_digits_are_tested_in_five_ways_and_the_rest_as_it_is(readings):
     cells = [c for c in readings.read_so("fedicon/table1", "as it is").make("paper") if c.row == "Local"]
-    assert [c.column for c in cells[:3]] == ["MNIST", "MNIST, plain", "MNIST, own size"]
-    assert isinstance(cells[2].stream, readings.OwnSize) and len({c.training for c in cells}) == 1
+    tests = ["", ", plain", ", own size", ", not scaled", ", wrapped"]
+    assert [c.column for c in cells[:5]] == [f"MNIST{test}" for test in tests]
+    ways = [Corrupted, Original, readings.OwnSize, readings.NotScaled, readings.Wrapped]
+    assert [type(c.stream) for c in cells[:5]] == ways and len({c.training for c in cells}) == 1
     unseen = [c for c in readings.read_so("fedicon/table7", "as it is").make("paper") if c.row == "Local"]
     assert [type(c.stream) for c in unseen] == [UnseenDomain, readings.UnseenOwnSize] * 5
     office = [c for c in readings.read_so("fedicon/table5", "as it is").make("paper") if c.row == "Local"]
     assert [c.column for c in office] == ["Amazon", "Caltech", "DSLR", "Webcam"]
+
+
+def test_tests_are_chosen_by_name_beside_the_recipes_own(readings):
+    given = argparse.Namespace(domains=["USPS"], tests=["not scaled"])
+    asked = ("USPS", "USPS, not scaled", "USPS, plain", "MNIST", "MNIST, not scaled")
+    assert [readings.wanted(column, given) for column in asked] == [True, True, False, False, False]
 
 
 def numbers(cell):
