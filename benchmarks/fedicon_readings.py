@@ -3,12 +3,13 @@
 Of training: `momentum 0.5`, which SGD has in the code that the first author released with FedPCL; `momentum 0.9`, which
 it has in the FedICON of COALA, which the laboratory of the paper released later; `views`, on which all rows would
 train if the loader of FedPCL's code, which gives two views of every training image, had the views of FedICON, since its
-FedAvg trains on the first of the two; views with either momentum; and, of Office-10, `fifty per class`, as many
-training images as that loader takes. Of testing: `own size`, in which test images of Digit-5 keep
-the pixels that their sets were released with (USPS 16, MNIST and MNIST-M 28) in the middle of 32, where training images
-are enlarged to 32; `not scaled`, in which training images are scaled to -1..1, as FedPCL's loader does, and corrupted
-ones to 0..1, where the corruptions that FedTHE released leave them; and `wrapped`, which is those two as they are
-released: the corruptions get images that are scaled to -1..1 already, whose bytes wrap around, and leave them in 0..1.
+FedAvg trains on the first of the two; views with either momentum; of Office-10 `fifty per class`, as many training
+images as that loader takes; and of Digit-5 `74 per class`, as many as the file has of which it takes ten. Of testing:
+`own size`, in which test images of Digit-5 keep the pixels that their sets were released with (USPS 16, MNIST and
+MNIST-M 28) in the middle of 32, where training images are enlarged to 32; `not scaled`, in which training images are
+scaled to -1..1, as FedPCL's loader does, and corrupted ones to 0..1, where the corruptions that FedTHE released leave
+them; and `wrapped`, which is those two as they are released: the corruptions get images that are scaled to -1..1
+already, whose bytes wrap around, and leave them in 0..1.
 Rows are run by their recipes, which have none of these.
 
     python benchmarks/fedicon_readings.py [--seeds 3] [--tables fedicon/table1] [--rows Local FedAvg] [--domains USPS]
@@ -39,7 +40,7 @@ from torch import Tensor
 
 from acclimate import recipes, store
 from acclimate.core import SGD, rng
-from acclimate.data import TrainTest
+from acclimate.data import PerClass, TrainTest
 from acclimate.experiment.names import allow
 from acclimate.ops.augment import Views
 from acclimate.ops.devices import device_of
@@ -162,6 +163,11 @@ def with_fifty(training: Training, kit: Kit) -> Training:
     return replace(training, data=replace(training.data, split=Fifty())) if kit is FIFTH else training
 
 
+def with_part(training: Training, kit: Kit) -> Training:
+    """Digit-5 with the 743 images of a domain that the first file of FedPCL's loader has, as 74 of every class."""
+    return replace(training, data=replace(training.data, split=PerClass(train=74))) if kit is TEN else training
+
+
 def with_views(training: Training, kit: Kit) -> Training:
     """FedICON's views for methods that have none of their own."""
     if hasattr(training.method.record, "views"):
@@ -177,6 +183,8 @@ READINGS: dict[str, Callable[[Training, Kit], Training]] = {
     "views and momentum 0.5": lambda training, kit: with_views(with_momentum(training, 0.5), kit),
     "views and momentum 0.9": lambda training, kit: with_views(with_momentum(training, 0.9), kit),
     "fifty per class": with_fifty,
+    "74 per class": with_part,
+    "74 per class and momentum 0.9": lambda training, kit: with_part(with_momentum(training, 0.9), kit),
 }
 TESTS: dict[Shift, dict[str, Shift]] = {
     Corrupted(): {

@@ -13,7 +13,7 @@ import torch
 
 from acclimate import recipes
 from acclimate.core import SGD, rng
-from acclimate.data import Digits, TrainTest
+from acclimate.data import Digits, PerClass, TrainTest
 from acclimate.ops.augment import Views
 from acclimate.shifts import Corrupted, Original, UnseenDomain
 
@@ -118,6 +118,16 @@ def test_fifty_per_class_leaves_out_training_images_of_large_classes_alone(readi
     assert office.data.split == readings.Fifty()
     digits = first(readings.read_so("fedicon/table1", "fifty per class"), "FedAvg").training
     assert digits == first(recipes.recipe("fedicon/table1"), "FedAvg").training
+
+
+def test_74_per_class_changes_the_split_of_digits_alone(readings):
+    own = first(recipes.recipe("fedicon/table1"), "Local").training
+    more = first(readings.read_so("fedicon/table1", "74 per class"), "Local").training
+    assert more == replace(own, data=replace(own.data, split=PerClass(train=74)))
+    moved = first(readings.read_so("fedicon/table1", "74 per class and momentum 0.9"), "Local").training
+    assert moved.data == more.data and moved.method.record.opt.momentum == 0.9
+    office = first(readings.read_so("fedicon/table2", "74 per class"), "Local").training
+    assert office == first(recipes.recipe("fedicon/table2"), "Local").training
 
 
 def test_office_is_seen_mirrored_and_fedicon_keeps_its_own_views(readings):
