@@ -4,7 +4,8 @@ Of training: `momentum 0.5`, which SGD has in the code that the first author rel
 it has in the FedICON of COALA, which the laboratory of the paper released later; `views`, on which all rows would
 train if the loader of FedPCL's code, which gives two views of every training image, had the views of FedICON, since its
 FedAvg trains on the first of the two; views with either momentum; of Office-10 `fifty per class`, as many training
-images as that loader takes; and of Digit-5 `74 per class`, as many as the file has of which it takes ten. Of testing:
+images as that loader takes; and of Digit-5 `20 per class`, `30 per class` and `74 per class`, with more than the ten
+that the loader takes of a file, up to all that the file has, with momentum 0.9 too. Of testing:
 `own size`, in which test images of Digit-5 keep the pixels that their sets were released with (USPS 16, MNIST and
 MNIST-M 28) in the middle of 32, where training images are enlarged to 32; `not scaled`, in which training images are
 scaled to -1..1, as FedPCL's loader does, and corrupted ones to 0..1, where the corruptions that FedTHE released leave
@@ -163,9 +164,9 @@ def with_fifty(training: Training, kit: Kit) -> Training:
     return replace(training, data=replace(training.data, split=Fifty())) if kit is FIFTH else training
 
 
-def with_part(training: Training, kit: Kit) -> Training:
-    """Digit-5 with the 743 images of a domain that the first file of FedPCL's loader has, as 74 of every class."""
-    return replace(training, data=replace(training.data, split=PerClass(train=74))) if kit is TEN else training
+def with_more(training: Training, kit: Kit, images: int) -> Training:
+    """Digit-5 with so many training images of a class."""
+    return replace(training, data=replace(training.data, split=PerClass(train=images))) if kit is TEN else training
 
 
 def with_views(training: Training, kit: Kit) -> Training:
@@ -183,9 +184,12 @@ READINGS: dict[str, Callable[[Training, Kit], Training]] = {
     "views and momentum 0.5": lambda training, kit: with_views(with_momentum(training, 0.5), kit),
     "views and momentum 0.9": lambda training, kit: with_views(with_momentum(training, 0.9), kit),
     "fifty per class": with_fifty,
-    "74 per class": with_part,
-    "74 per class and momentum 0.9": lambda training, kit: with_part(with_momentum(training, 0.9), kit),
 }
+for count in (20, 30, 74):  # FedPCL's loader takes ten out of a file of 743 images
+    READINGS[f"{count} per class"] = lambda training, kit, count=count: with_more(training, kit, count)
+    READINGS[f"{count} per class and momentum 0.9"] = lambda training, kit, count=count: with_more(
+        with_momentum(training, 0.9), kit, count
+    )
 TESTS: dict[Shift, dict[str, Shift]] = {
     Corrupted(): {
         "": Corrupted(),

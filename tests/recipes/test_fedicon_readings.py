@@ -120,13 +120,14 @@ def test_fifty_per_class_leaves_out_training_images_of_large_classes_alone(readi
     assert digits == first(recipes.recipe("fedicon/table1"), "FedAvg").training
 
 
-def test_74_per_class_changes_the_split_of_digits_alone(readings):
+@pytest.mark.parametrize("count", [20, 30, 74])
+def test_more_per_class_change_the_split_of_digits_alone(readings, count):
     own = first(recipes.recipe("fedicon/table1"), "Local").training
-    more = first(readings.read_so("fedicon/table1", "74 per class"), "Local").training
-    assert more == replace(own, data=replace(own.data, split=PerClass(train=74)))
-    moved = first(readings.read_so("fedicon/table1", "74 per class and momentum 0.9"), "Local").training
+    more = first(readings.read_so("fedicon/table1", f"{count} per class"), "Local").training
+    assert more == replace(own, data=replace(own.data, split=PerClass(train=count)))
+    moved = first(readings.read_so("fedicon/table1", f"{count} per class and momentum 0.9"), "Local").training
     assert moved.data == more.data and moved.method.record.opt.momentum == 0.9
-    office = first(readings.read_so("fedicon/table2", "74 per class"), "Local").training
+    office = first(readings.read_so("fedicon/table2", f"{count} per class"), "Local").training
     assert office == first(recipes.recipe("fedicon/table2"), "Local").training
 
 
