@@ -29,7 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -203,35 +203,34 @@ TESTS: dict[Shift, dict[str, Shift]] = {
 """For a table's own test: what a column's name has behind it, and how its trainings are tested."""
 
 
-def tests_of(cell: Cell, kit: Kit) -> dict[str, Shift]:
-    """The cell's own test, and with digits the others."""
-    return TESTS[cell.stream] if kit is TEN else {"": cell.stream}
+NAMES = tuple(dict.fromkeys(name[2:] for tests in TESTS.values() for name in tests if name))
+"""The tests beside a table's own."""
 
 
-def read_so(table: str, reading: str) -> Recipe:
-    """A table's recipe with a reading of training, and with all tests."""
+def tests_of(cell: Cell, kit: Kit, names: Collection[str]) -> dict[str, Shift]:
+    """The cell's own test, and with digits those of these names."""
+    every = TESTS[cell.stream] if kit is TEN else {"": cell.stream}
+    return {name: test for name, test in every.items() if not name or name[2:] in names}
+
+
+def read_so(table: str, reading: str, tests: Collection[str] = NAMES) -> Recipe:
+    """A table's recipe with a reading of training, and with these tests beside its own."""
     recipe, kit = recipes.recipe(table), TABLES[table]
 
     def make(scale: Scale) -> Iterator[Cell | Derived]:
         for cell in recipe.make(scale):
             if isinstance(cell, Cell):
                 trained = READINGS[reading](cell.training, kit)
-                for name, stream in tests_of(cell, kit).items():
+                for name, stream in tests_of(cell, kit, tests).items():
                     yield replace(cell, training=trained, column=cell.column + name, stream=stream)
 
     return replace(recipe, make=make)
 
 
-def wanted(column: str, given: argparse.Namespace) -> bool:
-    """Whether a column is of the domains and tests that were asked for; the recipe's own test always is."""
-    domain, _, test = column.partition(", ")
-    return domain in given.domains and (not test or test in given.tests)
-
-
 def ran(table: str, reading: str, given: argparse.Namespace, work: Path) -> tuple[dict[str, Any], set[str]]:
     """The numbers of a table in one reading, by row and column, and the commits at which their models were trained."""
-    recipe = read_so(table, reading)
-    columns = [c.column for c in recipe.make("paper") if wanted(c.column, given)]
+    recipe = read_so(table, reading, given.tests)
+    columns = [c.column for c in recipe.make("paper") if c.column.split(", ")[0] in given.domains]
     plan = recipes.plan(recipe, "paper", given.rows, list(dict.fromkeys(columns)), rounds=given.rounds)
     results = recipes.run(plan, work / reading.replace(" ", "-"), range(given.seeds), given.device)
     found: dict[str, Any] = {}
@@ -261,8 +260,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=["Local", "FedAvg"])
     parser.add_argument("--readings", nargs="+", choices=list(READINGS), default=list(READINGS))
     parser.add_argument("--domains", nargs="+", default=[*TEN.domains, *FIFTH.domains], metavar="DOMAIN")
-    names = sorted({name[2:] for tests in TESTS.values() for name in tests if name})
-    parser.add_argument("--tests", nargs="*", choices=names, default=names, metavar="TEST")
+    parser.add_argument("--tests", nargs="*", choices=NAMES, default=NAMES, metavar="TEST")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", type=Path)
