@@ -246,3 +246,32 @@ def test_what_the_page_says_of_momentum_is_in_its_file():
     assert max(map(abs, alone)) < 1.0 and "changes Local by less than a point" in page
     shared = [gain for several in gains.values() for gain in several]
     assert f"gets FedAvg {min(shared):.0f} to {max(shared):.0f} points further in a fifth of the rounds" in page
+
+
+def test_what_the_page_says_of_images_that_are_not_scaled_is_in_its_files():
+    page, domains = (ROOT / "docs/papers/fedicon.md").read_text(), ("MNIST", "SVHN", "USPS", "MNIST-M")
+    files = (json.loads((ROOT / f"results/causes/fedicon-{n}.json").read_text()) for n in ("released", "scaling"))
+    more, ten = (body["accuracy"]["fedicon/table1"] for body in files)
+    more, ten = more["30 per class and momentum 0.9"], ten["momentum 0.9"]
+    tests = ("", ", not scaled", ", wrapped")
+    for row, c in more.items():
+        for test in tests:
+            assert f"| {row}{test} | {' | '.join(format(c[d + test]['mean'], '.1f') for d in domains)} |" in page
+        assert f"| {row}, paper | {' | '.join(format(c[d]['published'], '.1f') for d in domains)} |" in page
+    for row, c in ten.items():
+        for test in tests:
+            assert f"| {row}{test} | {' | '.join(numbers(c[d + test]) for d in domains)} |" in page
+    both = [(more["FedAvg"][d], more["Local"][d]) for d in domains]
+    gains = [", ".join(f"{a['published'] - b['published']:+.1f}" for a, b in both)]
+    for test in (", wrapped", ""):
+        pairs = ((more["FedAvg"][d + test]["mean"], more["Local"][d + test]["mean"]) for d in domains)
+        gains.append(", ".join(f"{a - b:+.1f}" for a, b in pairs))
+    assert "the paper {}; wrapped {}; as the recipe scales {}.".format(*gains) in page
+    usps = (f"{ten['Local'][f'USPS, {test}']['mean']:.1f}" for test in ("not scaled", "wrapped"))
+    assert "(not scaled {}, wrapped {}; paper 16.9)".format(*usps) in page
+    off = {
+        (r, d): more[r][f"{d}, wrapped"]["mean"] - more[r][d]["published"] for r in ("Local", "FedAvg") for d in domains
+    }
+    assert {place for place, x in off.items() if abs(x) <= 3} == {("FedAvg", "MNIST"), ("Local", "MNIST-M")}
+    said = (f"{abs(off['FedAvg', d]):{f}}" for d, f in (("MNIST-M", ".1f"), ("SVHN", ".0f"), ("USPS", ".0f")))
+    assert "FedAvg has {} too few on MNIST-M, {} too few on SVHN and {} too many on USPS".format(*said) in page
