@@ -3,18 +3,25 @@
 Of training: `momentum 0.5`, which SGD has in the code that the first author released with FedPCL; `momentum 0.9`, which
 it has in the FedICON of COALA, which the laboratory of the paper released later; `views`, on which all rows would
 train if the loader of FedPCL's code, which gives two views of every training image, had the views of FedICON, since its
-FedAvg trains on the first of the two; views with either momentum; and, of Office-10, `fifty per class`, as many
-training images as that loader takes. Of testing: `own size`, in which test images of Digit-5 keep
-the pixels that their sets were released with (USPS 16, MNIST and MNIST-M 28) in the middle of 32, where training images
-are enlarged to 32. Rows are run by their recipes, which have none of these.
+FedAvg trains on the first of the two; views with either momentum; of Office-10 `fifty per class`, as many training
+images as that loader takes; and of Digit-5 `20 per class`, `30 per class` and `74 per class`, with more than the ten
+that the loader takes of a file, up to all that the file has, with momentum 0.9 too. Of testing:
+`own size`, in which test images of Digit-5 keep the pixels that their sets were released with (USPS 16, MNIST and
+MNIST-M 28) in the middle of 32, where training images are enlarged to 32; `not scaled`, in which training images are
+scaled to -1..1, as FedPCL's loader does, and corrupted ones to 0..1, where the corruptions that FedTHE released leave
+them; and `wrapped`, which is those two as they are released: the corruptions get images that are scaled to -1..1
+already, whose bytes wrap around, and leave them in 0..1.
+Rows are run by their recipes, which have none of these.
 
     python benchmarks/fedicon_readings.py [--seeds 3] [--tables fedicon/table1] [--rows Local FedAvg] [--domains USPS]
-        [--readings "as it is" views] [--device cuda] [--work FOLDER] [--out results/causes/fedicon-readings.json]
+        [--readings "as it is" views] [--tests plain "not scaled"] [--device cuda] [--work FOLDER]
+        [--out results/causes/fedicon-readings.json]
 
 Percent, mean and deviation over seeds, by table, reading, row and domain, and the `published` numbers. Trainings of
-Digit-5 are tested as the recipe does (`MNIST`) and at their own size (`MNIST, own size`), those of Table 1 without
-corruption too (`MNIST, plain`). `--work` keeps trainings, so that the same command goes on where it was stopped. A file
-that has numbers of as many seeds and rounds already is added to; `runs` has the commands that made it.
+Digit-5 are tested as the recipe does (`MNIST`) and in the readings of testing (`MNIST, own size`), those of Table 1
+without corruption too (`MNIST, plain`); `--tests` names those that are wanted. `--work` keeps trainings, so that the
+same command goes on where it was stopped. A file that has numbers of as many seeds and rounds already is added to;
+`runs` has the commands that made it.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +41,7 @@ from torch import Tensor
 
 from acclimate import recipes, store
 from acclimate.core import SGD, rng
-from acclimate.data import TrainTest
+from acclimate.data import PerClass, TrainTest
 from acclimate.experiment.names import allow
 from acclimate.ops.augment import Views
 from acclimate.ops.devices import device_of
@@ -56,8 +63,18 @@ def at_own_size(x: Tensor, side: int) -> Tensor:
     return F.pad(small, (before, after, before, after)).to(x.dtype)
 
 
+def wrapped(x: Tensor) -> Tensor:
+    """uint8 images as torchvision's `ToPILImage` reads them where they are scaled to -1..1: bytes wrap around."""
+    return (2 * x.to(torch.int16) + 1).remainder(256).to(x.dtype)
+
+
+def unscaled(x: Tensor) -> Tensor:
+    """The uint8 images that are in 0..1, as these are without scaling, when a model has scaled them to -1..1."""
+    return ((x.to(torch.int16) + 256) // 2).to(x.dtype)
+
+
 @dataclass(frozen=True)
-class _Resized:
+class _Other:
     """A federation with other images."""
 
     train: tuple[Tensor, ...]
@@ -75,7 +92,12 @@ def resized(world: Federation) -> Federation:
         if name in OWN:
             rows = (examples.domain == number).nonzero().squeeze(1)
             x[rows] = at_own_size(x[rows], OWN[name])
-    return _Resized(world.train, world.test, world.new, world.held, replace(examples, x=x))
+    return with_images(world, x)
+
+
+def with_images(world: Federation, x: Tensor) -> Federation:
+    """The federation with these images."""
+    return _Other(world.train, world.test, world.new, world.held, replace(world.examples, x=x))
 
 
 @dataclass(frozen=True)
@@ -94,8 +116,25 @@ class UnseenOwnSize(UnseenDomain):
         return super().build(resized(world), key)
 
 
-allow(OwnSize)
-allow(UnseenOwnSize)
+@dataclass(frozen=True)
+class NotScaled(Corrupted):
+    """The client's own test images, corrupted, and in 0..1 where those of training are in -1..1."""
+
+    def build(self, world: Federation, key: rng.Key) -> Stream:
+        made = super().build(world, key)
+        return replace(made, shards=replace(made.shards, x=unscaled(made.shards.x)))
+
+
+@dataclass(frozen=True)
+class Wrapped(NotScaled):
+    """The same, where the corruptions get images in -1..1, whose bytes wrap around."""
+
+    def build(self, world: Federation, key: rng.Key) -> Stream:
+        return super().build(with_images(world, wrapped(world.examples.x)), key)
+
+
+for stream in (OwnSize, UnseenOwnSize, NotScaled, Wrapped):
+    allow(stream)
 
 
 @dataclass(frozen=True)
@@ -125,6 +164,11 @@ def with_fifty(training: Training, kit: Kit) -> Training:
     return replace(training, data=replace(training.data, split=Fifty())) if kit is FIFTH else training
 
 
+def with_more(training: Training, kit: Kit, images: int) -> Training:
+    """Digit-5 with so many training images of a class."""
+    return replace(training, data=replace(training.data, split=PerClass(train=images))) if kit is TEN else training
+
+
 def with_views(training: Training, kit: Kit) -> Training:
     """FedICON's views for methods that have none of their own."""
     if hasattr(training.method.record, "views"):
@@ -141,27 +185,43 @@ READINGS: dict[str, Callable[[Training, Kit], Training]] = {
     "views and momentum 0.9": lambda training, kit: with_views(with_momentum(training, 0.9), kit),
     "fifty per class": with_fifty,
 }
+for count in (20, 30, 74):  # FedPCL's loader takes ten out of a file of 743 images
+    READINGS[f"{count} per class"] = lambda training, kit, count=count: with_more(training, kit, count)
+    READINGS[f"{count} per class and momentum 0.9"] = lambda training, kit, count=count: with_more(
+        with_momentum(training, 0.9), kit, count
+    )
 TESTS: dict[Shift, dict[str, Shift]] = {
-    Corrupted(): {"": Corrupted(), ", plain": Original(), ", own size": OwnSize()},
+    Corrupted(): {
+        "": Corrupted(),
+        ", plain": Original(),
+        ", own size": OwnSize(),
+        ", not scaled": NotScaled(),
+        ", wrapped": Wrapped(),
+    },
     UnseenDomain(): {"": UnseenDomain(), ", own size": UnseenOwnSize()},
 }
 """For a table's own test: what a column's name has behind it, and how its trainings are tested."""
 
 
-def tests_of(cell: Cell, kit: Kit) -> dict[str, Shift]:
-    """The cell's own test, and with digits the others."""
-    return TESTS[cell.stream] if kit is TEN else {"": cell.stream}
+NAMES = tuple(dict.fromkeys(name[2:] for tests in TESTS.values() for name in tests if name))
+"""The tests beside a table's own."""
 
 
-def read_so(table: str, reading: str) -> Recipe:
-    """A table's recipe with a reading of training, and with all tests."""
+def tests_of(cell: Cell, kit: Kit, names: Collection[str]) -> dict[str, Shift]:
+    """The cell's own test, and with digits those of these names."""
+    every = TESTS[cell.stream] if kit is TEN else {"": cell.stream}
+    return {name: test for name, test in every.items() if not name or name[2:] in names}
+
+
+def read_so(table: str, reading: str, tests: Collection[str] = NAMES) -> Recipe:
+    """A table's recipe with a reading of training, and with these tests beside its own."""
     recipe, kit = recipes.recipe(table), TABLES[table]
 
     def make(scale: Scale) -> Iterator[Cell | Derived]:
         for cell in recipe.make(scale):
             if isinstance(cell, Cell):
                 trained = READINGS[reading](cell.training, kit)
-                for name, stream in tests_of(cell, kit).items():
+                for name, stream in tests_of(cell, kit, tests).items():
                     yield replace(cell, training=trained, column=cell.column + name, stream=stream)
 
     return replace(recipe, make=make)
@@ -169,7 +229,7 @@ def read_so(table: str, reading: str) -> Recipe:
 
 def ran(table: str, reading: str, given: argparse.Namespace, work: Path) -> tuple[dict[str, Any], set[str]]:
     """The numbers of a table in one reading, by row and column, and the commits at which their models were trained."""
-    recipe = read_so(table, reading)
+    recipe = read_so(table, reading, given.tests)
     columns = [c.column for c in recipe.make("paper") if c.column.split(", ")[0] in given.domains]
     plan = recipes.plan(recipe, "paper", given.rows, list(dict.fromkeys(columns)), rounds=given.rounds)
     results = recipes.run(plan, work / reading.replace(" ", "-"), range(given.seeds), given.device)
@@ -200,6 +260,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=["Local", "FedAvg"])
     parser.add_argument("--readings", nargs="+", choices=list(READINGS), default=list(READINGS))
     parser.add_argument("--domains", nargs="+", default=[*TEN.domains, *FIFTH.domains], metavar="DOMAIN")
+    parser.add_argument("--tests", nargs="*", choices=NAMES, default=NAMES, metavar="TEST")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", type=Path)

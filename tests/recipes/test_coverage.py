@@ -329,6 +329,17 @@ def test_what_is_said_of_one_weight_per_batch_is_in_its_files(table):
     assert f"{sum(parts) / 3:.1f}" in why.BATCH_WISE and abs(sum(parts) / 3 - pairs[0]["mean"]) < 3
 
 
+@pytest.mark.parametrize(("below", "cause"), [(11.3, "SEEDS"), (11.5, "DRAW"), (13.4, "DRAW"), (13.6, "UNKNOWN")])
+def test_a_draw_of_test_images_that_all_runs_of_a_paper_share_counts(tmp_path, below, cause):
+    """FedICON's Table 5: EATA on Webcam 65.54 and 2.59. Seeds of variance 1: 4.303 * 2.65 = 11.42 points are chance.
+    Another draw of its 59 images has a variance of 65.54 * 34.46 / 59 = 38.28: 2.000 * 6.73 = 13.46 points."""
+    own = tuple(65.54 - below + d for d in (1.0, 0.0, -1.0))
+    result(tmp_path, "a.json", "fedicon/table5", {("EATA", "Webcam"): own})
+    found = coverage.standings([RECIPES["fedicon/table5"]], coverage.collected(tmp_path), frozenset())
+    (group,) = causes.groups(found, ["fedicon/table5"])
+    assert group.cause is getattr(causes, cause)
+
+
 def test_every_cause_is_of_numbers_that_are_off_and_names_results():
     here = coverage_page.covered(RECIPES, ROOT / "results", "")
     assert sum(len(g.numbers) for g in here.causes) == sum(s.state == "far" for s in here.standings)

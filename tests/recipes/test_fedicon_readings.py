@@ -12,9 +12,9 @@ import torch
 
 from acclimate import recipes
 from acclimate.core import SGD, rng
-from acclimate.data import Digits, TrainTest
+from acclimate.data import Digits, PerClass, TrainTest
 from acclimate.ops.augment import Views
-from acclimate.shifts import Corrupted, UnseenDomain
+from acclimate.shifts import Corrupted, Original, UnseenDomain
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,6 +65,30 @@ def test_a_domain_that_nobody_has_seen_is_met_at_its_own_size(readings, monkeypa
     assert torch.equal(after.shards.x[~seen], readings.at_own_size(before.shards.x[~seen], 8))
 
 
+def test_images_that_are_not_scaled_are_in_0_to_1_when_the_model_has_scaled_them(readings):
+    x = torch.tensor([0, 1, 100, 254, 255], dtype=torch.uint8)
+    assert readings.unscaled(x).tolist() == [128, 128, 178, 255, 255]
+    seen = (readings.unscaled(x).double() / 255 - 0.5) / 0.5
+    assert (seen - x.double() / 255).abs().max() <= 1 / 255
+
+
+def test_images_in_minus_1_to_1_are_read_as_bytes_that_wrap_around(readings):
+    x = torch.tensor([0, 10, 127, 128, 200, 255], dtype=torch.uint8)
+    assert readings.wrapped(x).tolist() == [1, 21, 255, 1, 145, 255]
+    values = 255 * (x.double() / 255 - 0.5) / 0.5
+    assert (values.round().long() % 256).tolist() == readings.wrapped(x).tolist()
+
+
+def test_a_stream_that_is_not_scaled_is_the_corrupted_one_in_other_values(readings):
+    world = Digits(clients=2, fraction=0.1, domains=("plain", "clutter")).world(0)
+    key = rng.key(3)
+    own, other, wrapped = (s.build(world, key) for s in (Corrupted(), readings.NotScaled(), readings.Wrapped()))
+    assert torch.equal(other.shards.x, readings.unscaled(own.shards.x))
+    before = readings.with_images(world, readings.wrapped(world.examples.x))
+    assert torch.equal(wrapped.shards.x, readings.unscaled(Corrupted().build(before, key).shards.x))
+    assert all(torch.equal(s.shards.y, own.shards.y) for s in (other, wrapped))
+
+
 def test_a_reading_of_training_changes_one_setting(readings):
     own = first(recipes.recipe("fedicon/table1"), "FedAvg").training
     moved, seen = (first(readings.read_so("fedicon/table1", n), "FedAvg").training for n in ("momentum 0.5", "views"))
@@ -95,6 +119,17 @@ def test_fifty_per_class_leaves_out_training_images_of_large_classes_alone(readi
     assert digits == first(recipes.recipe("fedicon/table1"), "FedAvg").training
 
 
+@pytest.mark.parametrize("count", [20, 30, 74])
+def test_more_per_class_change_the_split_of_digits_alone(readings, count):
+    own = first(recipes.recipe("fedicon/table1"), "Local").training
+    more = first(readings.read_so("fedicon/table1", f"{count} per class"), "Local").training
+    assert more == replace(own, data=replace(own.data, split=PerClass(train=count)))
+    moved = first(readings.read_so("fedicon/table1", f"{count} per class and momentum 0.9"), "Local").training
+    assert moved.data == more.data and moved.method.record.opt.momentum == 0.9
+    office = first(readings.read_so("fedicon/table2", f"{count} per class"), "Local").training
+    assert office == first(recipes.recipe("fedicon/table2"), "Local").training
+
+
 def test_office_is_seen_mirrored_and_fedicon_keeps_its_own_views(readings):
     office = first(readings.read_so("fedicon/table5", "views"), "Local").training
     assert office.data.augment == Views(flip=True)
@@ -102,14 +137,21 @@ def test_office_is_seen_mirrored_and_fedicon_keeps_its_own_views(readings):
     assert first(readings.read_so("fedicon/table1", "views"), "FedICON").training == own
 
 
-def test_corrupted_digits_are_tested_in_three_ways_and_the_rest_as_it_is(readings):
+def test_corrupted_digits_are_tested_in_five_ways_and_the_rest_as_it_is(readings):
     cells = [c for c in readings.read_so("fedicon/table1", "as it is").make("paper") if c.row == "Local"]
-    assert [c.column for c in cells[:3]] == ["MNIST", "MNIST, plain", "MNIST, own size"]
-    assert isinstance(cells[2].stream, readings.OwnSize) and len({c.training for c in cells}) == 1
+    tests = ["", ", plain", ", own size", ", not scaled", ", wrapped"]
+    assert [c.column for c in cells[:5]] == [f"MNIST{test}" for test in tests]
+    ways = [Corrupted, Original, readings.OwnSize, readings.NotScaled, readings.Wrapped]
+    assert [type(c.stream) for c in cells[:5]] == ways and len({c.training for c in cells}) == 1
     unseen = [c for c in readings.read_so("fedicon/table7", "as it is").make("paper") if c.row == "Local"]
     assert [type(c.stream) for c in unseen] == [UnseenDomain, readings.UnseenOwnSize] * 5
     office = [c for c in readings.read_so("fedicon/table5", "as it is").make("paper") if c.row == "Local"]
     assert [c.column for c in office] == ["Amazon", "Caltech", "DSLR", "Webcam"]
+
+
+def test_tests_are_chosen_by_name_beside_the_recipes_own(readings):
+    few = readings.read_so("fedicon/table1", "as it is", ["not scaled"])
+    assert [c.column for c in few.make("paper") if c.row == "Local"][:3] == ["MNIST", "MNIST, not scaled", "SVHN"]
 
 
 def numbers(cell):
@@ -204,3 +246,32 @@ def test_what_the_page_says_of_momentum_is_in_its_file():
     assert max(map(abs, alone)) < 1.0 and "changes Local by less than a point" in page
     shared = [gain for several in gains.values() for gain in several]
     assert f"gets FedAvg {min(shared):.0f} to {max(shared):.0f} points further in a fifth of the rounds" in page
+
+
+def test_what_the_page_says_of_images_that_are_not_scaled_is_in_its_files():
+    page, domains = (ROOT / "docs/papers/fedicon.md").read_text(), ("MNIST", "SVHN", "USPS", "MNIST-M")
+    files = (json.loads((ROOT / f"results/causes/fedicon-{n}.json").read_text()) for n in ("released", "scaling"))
+    more, ten = (body["accuracy"]["fedicon/table1"] for body in files)
+    more, ten = more["30 per class and momentum 0.9"], ten["momentum 0.9"]
+    tests = ("", ", not scaled", ", wrapped")
+    for row, c in more.items():
+        for test in tests:
+            assert f"| {row}{test} | {' | '.join(format(c[d + test]['mean'], '.1f') for d in domains)} |" in page
+        assert f"| {row}, paper | {' | '.join(format(c[d]['published'], '.1f') for d in domains)} |" in page
+    for row, c in ten.items():
+        for test in tests:
+            assert f"| {row}{test} | {' | '.join(numbers(c[d + test]) for d in domains)} |" in page
+    both = [(more["FedAvg"][d], more["Local"][d]) for d in domains]
+    gains = [", ".join(f"{a['published'] - b['published']:+.1f}" for a, b in both)]
+    for test in (", wrapped", ""):
+        pairs = ((more["FedAvg"][d + test]["mean"], more["Local"][d + test]["mean"]) for d in domains)
+        gains.append(", ".join(f"{a - b:+.1f}" for a, b in pairs))
+    assert "the paper {}; wrapped {}; as the recipe scales {}.".format(*gains) in page
+    usps = (f"{ten['Local'][f'USPS, {test}']['mean']:.1f}" for test in ("not scaled", "wrapped"))
+    assert "(not scaled {}, wrapped {}; paper 16.9)".format(*usps) in page
+    off = {
+        (r, d): more[r][f"{d}, wrapped"]["mean"] - more[r][d]["published"] for r in ("Local", "FedAvg") for d in domains
+    }
+    assert {place for place, x in off.items() if abs(x) <= 3} == {("FedAvg", "MNIST"), ("Local", "MNIST-M")}
+    said = (f"{abs(off['FedAvg', d]):{f}}" for d, f in (("MNIST-M", ".1f"), ("SVHN", ".0f"), ("USPS", ".0f")))
+    assert "FedAvg has {} too few on MNIST-M, {} too few on SVHN and {} too many on USPS".format(*said) in page

@@ -22,6 +22,10 @@ class Cause:
     """Fields of the published numbers, and the values that are meant; empty: all of the table."""
 
 
+OFFICE = {"Amazon": 192, "Caltech": 225, "DSLR": 32, "Webcam": 59}
+ONE_DRAW = {"fedicon/table2": OFFICE, "fedicon/table5": OFFICE}
+"""Test images by domain, where all runs of a paper share them: the cells of FedICON's Office-10 fit the sizes of the
+lists of files that the code of its first author reads."""
 FIRST_PARTITION = (
     "measured on the first partition, whose clients have seen more classes; on BRFL's, FT, kNN-Per, MEMO (P) and T3A, "
     "which were run again, are 7 to 16 points lower out of client"
