@@ -103,8 +103,9 @@ def _within(standing: Standing, spread: float, freedom: int, more: float = 0.0) 
     printed = 0.0 if standing.fields.get("stream") == AVERAGE else standing.theirs.std or 0.0
     theirs = (printed * published.error_of_spread(standing.table)) ** 2
     both = own + theirs + more
-    of_both = both**2 / (own**2 / freedom + theirs**2 / (published.RUNS - 1)) if both else min(STUDENT)
-    quantile = STUDENT[max(known for known in STUDENT if known <= of_both + 1e-9)]
+    known = own**2 / freedom + theirs**2 / (published.RUNS - 1)
+    of_both = both**2 / known if known else min(STUDENT)
+    quantile = STUDENT[max(n for n in STUDENT if n <= of_both + 1e-9)]
     return abs(standing.difference or 0.0) <= quantile * sqrt(both)
 
 
