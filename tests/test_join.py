@@ -205,7 +205,13 @@ def test_the_command_adapts_tells_and_writes(fit, run_folder, tmp_path):
     told = [joined.classes[c] for c in joined.predict(newcomer(fit)).argmax(-1).tolist()]
     assert head == ["sample", "answer", *joined.classes]
     assert [row[:2] for row in rows] == [[str(i), answer] for i, answer in enumerate(told)]
-    for word in ("samples, FedTTA", "mean entropy", "learned loss", "predicted: ", f"wrote {tmp_path / 'out'}"):
+    for word in (
+        "263 samples, fedtta-plus, model of round 2",
+        "mean entropy",
+        "learned loss",
+        "predicted: ",
+        f"wrote {tmp_path / 'out'}",
+    ):
         assert word in done.output
     again = command(run_folder, tmp_path / "mine.npz", "-o", tmp_path / "out")
     assert isinstance(again.exception, RunError) and "--overwrite" in str(again.exception)

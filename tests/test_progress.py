@@ -65,6 +65,16 @@ def test_a_line_says_what_is_at_hand_and_how_it_goes(still):
     assert lines[-1] == "100 %: test fedavg (seed 0), 10 of 10 tests"
 
 
+def test_a_single_round_test_or_step_is_one(still):
+    out = console(terminal=False)
+    with display(console=out) as watch:
+        one_run(watch, "fedavg", rounds=1, tests=1)
+        watch.deploying("fedavg", 0, 1)
+    lines = [line.partition(";")[0] for line in out.file.getvalue().splitlines()]
+    assert lines[0] == "  0 %: train fedavg (seed 0), 0 of 1 round"
+    assert lines[2] == "100 %: test fedavg (seed 0), 1 of 1 test"
+
+
 def test_a_run_that_goes_on_starts_where_it_was(still):
     out = console(terminal=False)
     with display(console=out) as watch:

@@ -138,7 +138,7 @@ def findings() -> list[Finding]:
     out = [
         ("acclimate", True, __version__),
         ("python", True, platform.python_version()),
-        ("torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        ("torch", True, f"{torch.__version__}, {layout.counted(torch.get_num_threads(), 'thread')}"),
     ]
     if torch.cuda.is_available():
         out.append(("device", True, f"cuda: {torch.cuda.get_device_name()}"))

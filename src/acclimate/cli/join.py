@@ -181,9 +181,11 @@ def answers(joined: Live, x: np.ndarray, names: list[str]) -> str:
 
 def summary(joined: Live, x: np.ndarray) -> list[str]:
     """What happened, in a few lines."""
+    from ..experiment import labels
+
     r = joined.record
     lines = [
-        f"{counted(r['samples'], 'sample')}, {type(joined.adapter).__name__}, model of round {r['round']}",
+        f"{counted(r['samples'], 'sample')}, {labels.name(joined.adapter)}, model of round {r['round']}",
         f"mean entropy {r['entropy_before']:.4f} before, {r['entropy_after']:.4f} after",
     ]
     if "chosen_step" in r:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from ..core import State
+from ..ops.layout import counted
 from ..ops.ticking import ticking
 from .watch import Watch
 
@@ -48,7 +49,7 @@ class Progress(Watch):
         self.runs, self.finished = runs, 0
 
     def training(self, label: str, seed: int, done: int, rounds: int) -> None:
-        self._start(f"train {label} (seed {seed})", 0.0, done, rounds, "rounds")
+        self._start(f"train {label} (seed {seed})", 0.0, done, rounds, "round")
 
     def round(self, state: State) -> None:
         self.step = state.round
@@ -57,11 +58,11 @@ class Progress(Watch):
         self.show()
 
     def testing(self, label: str, seed: int, steps: int) -> None:
-        self._start(f"test {label} (seed {seed})", 0.5, 0, steps, "tests")
+        self._start(f"test {label} (seed {seed})", 0.5, 0, steps, "test")
 
     def deploying(self, label: str, seed: int, steps: int) -> None:
         self.part = 1.0  # there is no training before it
-        self._start(f"deploy {label} (seed {seed})", 0.0, 0, steps, "steps")
+        self._start(f"deploy {label} (seed {seed})", 0.0, 0, steps, "step")
 
     def tested(self) -> None:
         self.step += 1
@@ -119,10 +120,11 @@ class Lines(Progress):
     def _line(self) -> None:
         self._said = time.perf_counter()
         share, passed = self.share, self._said - self._began
-        at = f", {self.step} of {self.steps} {self.unit}" if self.phase else f"{self.finished} of {self.runs} done"
+        here = f", {self.step} of {counted(self.steps, self.unit)}"
+        at = here if self.phase else f"{self.finished} of {self.runs} done"
         note = f", {self.note}" if self.note else ""
-        here = share - (self._first or 0.0)
-        left = f"; {duration(passed / here * (1 - share))} left" if here > 0 and share < 1 else ""
+        own = share - (self._first or 0.0)
+        left = f"; {duration(passed / own * (1 - share))} left" if own > 0 and share < 1 else ""
         waits = f"; {duration(passed)} so far" if not left and passed >= self.EVERY and share < 1 else ""
         self.say(f"{100 * share:3.0f} %: {self.phase}{at}{note}{left}{waits}")
 
