@@ -20,6 +20,10 @@ SIZES = (40, 24, 16, 33, 17, 9)
 SMALL = Work(epochs=2, batch=8)
 FEW = Work(epochs=2, batch=16)
 """Three steps or less in an epoch; batches that are full, that are not, and a client that fills none."""
+BRIEF = Work(epochs=1, batch=16)
+"""The same, once: where a test trains many times."""
+ONE = Work(epochs=1, batch=max(SIZES))
+"""One step for every client: where a test asks what happens around the steps."""
 BACKENDS: dict[str, Backend] = {"serial": Serial(), "vmap": Vmap(chunk=2)}
 MODELS = {
     "mlp-dropout": MLP(hidden=(16,), norm="batch", dropout=0.3),
@@ -54,9 +58,8 @@ def images(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(0, CLASSES, (count,), generator=g)
     x = (torch.rand(count, 3, 10, 10, generator=g) * 120).to(torch.uint8)
-    for i in range(count):
-        x[i, :, 2 * int(y[i]) : 2 * int(y[i]) + 2] += 100
-    return x, y
+    band = torch.arange(10) // 2 == y[:, None]
+    return x + 100 * band[:, None, :, None].to(torch.uint8), y
 
 
 def shards(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Shards:
@@ -67,6 +70,7 @@ def shards(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Shards:
 
 
 def task(model: str = "cnn-batch") -> Task:
+    """A new one for every test: some change it."""
     return Task(MODELS[model], (3, 10, 10), CLASSES, (0.5,) * 3, (0.5,) * 3)
 
 
@@ -85,15 +89,17 @@ def fitted(
     cohort: int = 4,
     seed: int = 0,
     data: Shards | None = None,
+    seen: list[State] | None = None,
 ) -> tuple[Worker, Any, State]:
-    """Train on the small federation; the worker, the engine and the final state."""
+    """Train on the small federation; the worker, the engine and the final state. `seen` gets that of each round."""
     worker = Worker(task(model), method, seed=seed)
     data = shards() if data is None else data
     engine = BACKENDS[backend].open(worker, data, torch.device("cpu"))
     state = fit.start(worker, engine, data.clients)
     schedule = fit.RoundPlan(rounds, data.clients, min(cohort, data.clients))
     for state in fit.rounds(worker, engine, schedule, shards((5, 9, 6, 0, 8, 7), seed=1), state):
-        pass
+        if seen is not None:
+            seen.append(state)
     return worker, engine, state
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from acclimate import store
-from acclimate.core import fit, message, rng, tree
+from acclimate.core import State, fit, message, rng, tree
 from acclimate.experiment import catalogue
 from support import BACKENDS, CLASSES, FEW, MODELS, QUICK, client_data, equal, fitted, gap, shards, small, task
 
@@ -45,9 +45,16 @@ ROUNDS = 2
 
 
 @cache
+def trainings(name: str, model: str, rounds: int):
+    """A serial training that several tests look at and none changes: worker, engine, the state of each round."""
+    states: list[State] = []
+    worker, engine, _ = fitted(METHODS[name], model=having_maps(name, model), rounds=rounds, seen=states)
+    return worker, engine, states
+
+
 def trained(name: str, model: str, rounds: int = ROUNDS):
-    """A serial training that several tests look at and none changes."""
-    return fitted(METHODS[name], model=having_maps(name, model), rounds=rounds)
+    worker, engine, states = trainings(name, model, rounds)
+    return worker, engine, states[-1]
 
 
 @pytest.mark.parametrize(("name", "model"), on(MLP, "cnn-batch", always=(MLP,)))
@@ -98,7 +105,7 @@ def test_same_seed_same_bits_and_another_seed_other_bits(name, model):
     _, _, b = fitted(METHODS[name], model=having_maps(name, model), rounds=ROUNDS)
     assert equal(a.server, b.server)
     assert equal(a.mine, b.mine)
-    _, _, first = trained(name, model, rounds=1)
+    first = trainings(name, model, ROUNDS)[2][0]
     _, _, other = fitted(METHODS[name], model=having_maps(name, model), rounds=1, seed=6)
     assert gap({"s": first.server, "m": first.mine}, {"s": other.server, "m": other.mine}) > 0
 
@@ -130,7 +137,7 @@ def test_deployed_model_predicts(name, model):
         with pytest.raises(ValueError, match="norm"):
             fitted(METHODS[name], rounds=1, model=model)
         return
-    worker, engine, state = trained(name, model, rounds=1)
+    worker, engine, state = trained(name, model, ROUNDS if model == MLP else 1)  # that one is there
     live = worker.method.deploy(
         worker.task, worker.method.download(worker.task, state.server), tree.take(state.mine, 0)
     )
