@@ -13,7 +13,7 @@ from acclimate.backends.vmap.buckets import buckets
 from acclimate.core import Mean, NonFinite, Protocol, Stacked, Sum, Worker, fit, tree
 from acclimate.filters import Masked
 from acclimate.methods import SCAFFOLD, FedAvg
-from support import BACKENDS, FEW, SMALL, Poison, Roll, equal, fitted, gap, shards, small, task
+from support import BACKENDS, BRIEF, ONE, SMALL, Poison, Roll, equal, fitted, gap, shards, small, task
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def test_buckets_cover_everyone_once_and_bound_the_padding(sizes, waste):
 
 @pytest.mark.parametrize("work", ["train", "test"])
 def test_memory_that_runs_out_halves_what_is_run_at_once_and_nothing_else(work, monkeypatch, caplog):
-    worker = Worker(task(), FedAvg(work=SMALL))
+    worker = Worker(task(), FedAvg(work=ONE))
     engine = Vmap().open(worker, shards(), CPU)
     whole, asked = engine.recorder.run, []
 
@@ -70,7 +70,7 @@ def test_clients_that_do_not_fit_one_by_one_fail_without_further_tries(clients, 
 
 
 def test_memory_that_runs_out_while_states_are_kept_trains_nobody_twice(monkeypatch):
-    worker, states = Worker(task(), small(SCAFFOLD())), []
+    worker, states = Worker(task(), small(SCAFFOLD(), ONE)), []
     for short in (False, True):
         engine, puts, put = Vmap().open(worker, shards(), CPU), [], Stacked.put
         engine.buckets.chunk["train"] = 4
@@ -90,7 +90,7 @@ def test_memory_that_runs_out_while_states_are_kept_trains_nobody_twice(monkeypa
 
 def scaffold(backend):
     """The state after two rounds of five clients."""
-    worker = Worker(task(), small(SCAFFOLD(), FEW))
+    worker = Worker(task(), small(SCAFFOLD(), BRIEF))
     engine = backend.open(worker, shards(), torch.device("cpu"))
     schedule = fit.RoundPlan(2, 6, 5)
     *_, state = fit.rounds(worker, engine, schedule, shards((4,) * 6, 1), fit.start(worker, engine, 6))
@@ -109,7 +109,7 @@ def test_chunks_do_not_change_the_result():
 @pytest.mark.parametrize("filters", [(), (Masked(),)], ids=["open", "masked"])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_non_finite_values_stop_the_round_by_name_and_change_nothing(name, filters):
-    worker = Worker(task(), Poison(work=SMALL, private=("head",)), filters)
+    worker = Worker(task(), Poison(work=ONE, private=("head",)), filters)
     engine = BACKENDS[name].open(worker, shards(), torch.device("cpu"))
     state = fit.start(worker, engine, 6)
     loop = fit.rounds(worker, engine, fit.RoundPlan(3, 6, 6), shards((4,) * 6, 1), state)
@@ -130,11 +130,11 @@ class Exploding(FedAvg):
 
 def test_a_server_that_explodes_is_named():
     with pytest.raises(ArithmeticError, match=r"round 0: the server's state is not finite after Exploding\.server"):
-        fitted(Exploding(work=SMALL), rounds=1)
+        fitted(Exploding(work=ONE), rounds=1)
 
 
 def test_gathered_replies_are_the_same_on_every_backend_and_in_cohort_order():
-    a, b = (fitted(Roll(work=SMALL), name, rounds=2)[2].server for name in BACKENDS)
+    a, b = (fitted(Roll(work=ONE), name, rounds=2)[2].server for name in BACKENDS)
     assert a["roll"].tolist() == b["roll"].tolist() == sorted(a["roll"].tolist())
     assert gap(a["own"], b["own"]) < 1e-5
 
@@ -153,7 +153,7 @@ class Signs(FedAvg):
 
 
 def test_small_integers_cost_their_own_bytes_on_every_backend():
-    costs = [fitted(Signs(work=SMALL), name, rounds=1)[2].cost for name in BACKENDS]
+    costs = [fitted(Signs(work=ONE), name, rounds=1)[2].cost for name in BACKENDS]
     assert costs[0] == costs[1]
     sign = next(p for p in costs[0]["message"] if p["group"] == "sign")
     assert (sign["dtype"], sign["bytes"]) == ("int8", 40)
@@ -168,7 +168,7 @@ def test_a_message_that_breaks_its_uplink_is_refused_by_every_backend():
 
     for name in BACKENDS:
         with pytest.raises(ValueError, match=r"Chatty: the message has \['gossip'\]"):
-            fitted(Chatty(work=SMALL), name, rounds=1)
+            fitted(Chatty(work=ONE), name, rounds=1)
 
 
 def test_auto_follows_its_rule():
@@ -213,7 +213,7 @@ def test_selection_keeps_the_first_best_round_and_its_states():
 
 
 def test_clients_outside_the_cohort_keep_their_state():
-    worker, engine, state = fitted(small(SCAFFOLD()), rounds=1, cohort=2)
+    worker, engine, state = fitted(small(SCAFFOLD(), ONE), rounds=1, cohort=2)
     cohort = fit.sample(worker, fit.RoundPlan(1, 6, 2), 0).tolist()
     for c in range(6):
         moved = float(tree.norm(tree.take(state.mine["control"], c))) > 0

@@ -20,7 +20,7 @@ from acclimate.personal import FineTune
 from acclimate.running import evaluate, train
 from acclimate.running import run as api
 from acclimate.running.watch import Watch
-from support import FEW, SMALL, equal, fitted, gap, quick_or_slow, shards, small, task
+from support import BRIEF, FEW, equal, fitted, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
 SCHEDULE = fit.RoundPlan(2, 6, 4)
@@ -64,7 +64,7 @@ def test_shared_examples_lie_in_memory_once():
 
 
 def test_a_seed_that_diverges_is_named():
-    method = small(FedAvg(opt=ac.optim.SGD(lr=1e30)))
+    method = small(FedAvg(opt=ac.optim.SGD(lr=1e30)), FEW)
     with pytest.raises(NonFinite, match=r"client\(s\) .* with seed\(s\) 4, 9 produced"):
         together(method, (4, 9), (shards(), shards()))
 
@@ -125,7 +125,7 @@ SWEEPS = {
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_numbers_of_a_method_train_together_with_the_numbers_of_separate_runs(name):
-    methods, data = [small(m, FEW) for m in SWEEPS[name]], shards()
+    methods, data = [small(m, BRIEF) for m in SWEEPS[name]], shards()
     lanes = [Lane(Worker(task(), m, seed=3), data) for m in methods]
     workers, vals = [lane.worker for lane in lanes], [shards(VAL, seed=1) for _ in lanes]
     engine = Vmap(chunk=5).open_lanes(lanes, torch.device("cpu"))
@@ -280,7 +280,7 @@ class Replayed:
 def test_what_is_recorded_depends_on_its_inputs_alone(monkeypatch, seeds):
     """Streams of other clients than those that train have groups of the same shapes: a recording is replayed there."""
     monkeypatch.setattr(capture, "Captured", Replayed)
-    lanes = [Lane(Worker(task(), small(FedTHE(), FEW), seed=s), shards((16,) * 6, seed=s)) for s in seeds]
+    lanes = [Lane(Worker(task(), small(FedTHE(), BRIEF), seed=s), shards((16,) * 6, seed=s)) for s in seeds]
     workers, found = [lane.worker for lane in lanes], []
     for recording in (False, True):
         engine = Vmap(chunk=4).open_lanes(lanes, torch.device("cpu"))
@@ -289,7 +289,7 @@ def test_what_is_recorded_depends_on_its_inputs_alone(monkeypatch, seeds):
             pass
         downs = [w.method.download(w.task, s.server) for w, s in zip(workers, states, strict=True)]
         down, mine = engine.lanes.downs(downs), engine.lanes.mine([s.mine for s in states])
-        trained = engine.deploy(down, mine, FineTune(work=SMALL))
+        trained = engine.deploy(down, mine, FineTune(work=BRIEF))
         for _ in range(2):  # what comes a second time is recorded
             for models, clients in ((trained, 6), (engine.join(down, 4), 4)):
                 test = engine.gather([shards((8,) * clients, seed=2 + s) for s in seeds])

@@ -11,7 +11,7 @@ from acclimate.backends.vmap.capture import Captured, copy_all
 from acclimate.backends.vmap.lanes import Unconfirmed
 from acclimate.core import NonFinite, Worker, fit, tree
 from acclimate.methods import FedAvg
-from support import SMALL, equal, shards, task
+from support import ONE, SMALL, equal, shards, task
 
 CPU = torch.device("cpu")
 NOTED: list[str] = []
@@ -49,7 +49,7 @@ def opened(method):
 def test_the_host_waits_when_the_servers_half_is_in_the_queue(monkeypatch):
     wait = Unconfirmed.not_finite
     monkeypatch.setattr(Unconfirmed, "not_finite", lambda self: (NOTED.append("waited"), wait(self))[1])
-    worker, engine, server = opened(Noting(work=SMALL))
+    worker, engine, server = opened(Noting(work=ONE))
     NOTED.clear()
     fit.one_round(worker, engine, server, torch.arange(4), 0)
     assert NOTED == ["server", "waited"]
@@ -61,7 +61,7 @@ def test_the_host_waits_when_the_servers_half_is_in_the_queue(monkeypatch):
 @pytest.mark.parametrize("method", [Noting, Fragile])
 @pytest.mark.parametrize("way", ["round", "train", "mine", "next"])
 def test_a_client_that_is_not_finite_is_named_whoever_asks_first(method, way):
-    worker, engine, server = opened(method(work=SMALL, private=("head",)))
+    worker, engine, server = opened(method(work=ONE, private=("head",)))
     server, _, _ = fit.one_round(worker, engine, server, torch.arange(6), 0)
     before, down = engine.mine, worker.method.download(worker.task, server)
     asking = {
@@ -78,7 +78,7 @@ def test_a_client_that_is_not_finite_is_named_whoever_asks_first(method, way):
 
 
 def test_an_expected_round_is_cut_into_groups_once_and_another_cohort_anew(monkeypatch):
-    worker, engine, server = opened(FedAvg(work=SMALL))
+    worker, engine, server = opened(FedAvg(work=ONE))
     planned, groups = [], engine.buckets.groups
     monkeypatch.setattr(engine.buckets, "groups", lambda *a: (planned.append(a[1].tolist()), groups(*a))[1])
     for r, (cohort, then) in enumerate([([0, 1], [2, 3]), ([2, 3], [4, 5]), ([1, 5], [0, 2])]):
@@ -89,7 +89,7 @@ def test_an_expected_round_is_cut_into_groups_once_and_another_cohort_anew(monke
 
 
 def test_groups_that_were_planned_are_cut_anew_where_memory_ran_out():
-    worker, engine, server = opened(FedAvg(work=SMALL))
+    worker, engine, server = opened(FedAvg(work=ONE))
     engine.expect(torch.arange(3))
     fit.one_round(worker, engine, server, torch.arange(3), 0)
     engine.buckets.chunk["train"] = 1
