@@ -12,6 +12,9 @@ run: $(VENV)/.core  ## set up, train and test the default experiment, write the 
 	$(BIN)/acclimate run --out $(RUN) --overwrite
 	@echo "report: $(RUN)/report.html"
 
+# compiled once, not by every process that a test starts, where the machine says that Python keeps no compiled files
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.dev lint types  ## lint, types and the fast tests
 	$(BIN)/python -m pytest $(DEVFLAGS)
 
