@@ -186,9 +186,7 @@ def test_own_code_in_the_current_folder_and_streams_refused_before_training(tmp_
         "        return ac.data.Examples.of(x, y, 'abc')\n"
     )
     quick = ["data.clients=3", "model=mlp", "model.hidden=8", "rounds=1", "method=fedavg", "method.work.epochs=1"]
-    done = cli(
-        "run", "-q", "-o", "a", "data=table:Table", "streams=original", "adapters=none,t3a", *quick, cwd=tmp_path
-    )
+    done = here("run", "-q", "-o", "a", "data=table:Table", "streams=original", "adapters=none,t3a", *quick)
     assert done.returncode == 0, done.stderr
     done = here("run", "-q", "-o", "b", "data=table:Table", "adapters=none", "streams=rotated", *quick)
     assert done.returncode == 2
