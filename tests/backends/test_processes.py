@@ -8,13 +8,14 @@ import sys
 import textwrap
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from troubled import Sleeper, Trouble
 
 from acclimate import backends
 from acclimate.adapters import THE, Guarded, Latte, Tent, Together
@@ -28,8 +29,25 @@ from acclimate.core import NonFinite, Protocol, Shards, Task, Worker, fit, tree
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.models import CNN
 from acclimate.personal import FineTune, NoPersonal
-from support import BACKENDS, MODELS, SIZES, SMALL, Poison, Roll, equal, fitted, gap, quick_or_slow, shards, small, task
-from test_contract import METHODS
+from support import (
+    BACKENDS,
+    BRIEF,
+    FEW,
+    MODELS,
+    ONE,
+    SIZES,
+    SMALL,
+    Poison,
+    Roll,
+    equal,
+    fitted,
+    gap,
+    quick_or_slow,
+    shards,
+    small,
+    task,
+)
+from test_contract import METHODS, trained
 
 CPU = torch.device("cpu")
 
@@ -77,7 +95,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("name", quick_or_slow(METHODS))
 def test_every_method_has_the_bits_of_serial(name, two):
-    _, _, a = fitted(METHODS[name], "serial", rounds=2)
+    _, _, a = trained(name, "cnn-batch", rounds=2)
     _, _, b = fitted(METHODS[name], "two", rounds=2)
     assert equal(a.server, b.server)
     assert equal(a.mine, b.mine)
@@ -94,7 +112,7 @@ def test_every_method_has_the_bits_of_serial(name, two):
 )
 def test_clients_that_exchange_while_they_adapt_have_the_bits_of_serial(adapter, two):
     def served(name):
-        _, engine, state = fitted(FedAvg(work=SMALL), name, rounds=1)
+        _, engine, state = fitted(FedAvg(work=FEW), name, rounds=1)
         models = engine.deploy(state.server, engine.mine, NoPersonal())
         return engine.serve(models, shards((40, 24, 16, 33, 17, 0), seed=2), adapter, Protocol(batch=8))
 
@@ -106,7 +124,7 @@ def test_clients_that_exchange_while_they_adapt_have_the_bits_of_serial(adapter,
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedthe", "fedrod", "apfl"])
 def test_vectorised_workers_agree_with_serial(name, two):
-    _, _, a = fitted(METHODS[name], "serial", rounds=2)
+    _, _, a = trained(name, "cnn-batch", rounds=2)
     _, _, b = fitted(METHODS[name], "two-vmap", rounds=2)
     assert gap(a.server, b.server) < 1e-5
     assert gap(a.mine, b.mine) < 1e-5
@@ -115,9 +133,9 @@ def test_vectorised_workers_agree_with_serial(name, two):
 
 @pytest.mark.parametrize("name", ["two", "two-vmap"])
 def test_live_models_newcomers_and_streams_are_those_of_serial(name, two):
-    worker, serial, state = fitted(small(FedTHE()), "serial", rounds=1)
+    worker, serial, state = fitted(small(FedTHE(), FEW), "serial", rounds=1)
     other = BACKENDS[name].open(worker, shards(), CPU)
-    down, personal = worker.method.download(worker.task, state.server), FineTune(work=SMALL)
+    down, personal = worker.method.download(worker.task, state.server), FineTune(work=FEW)
     test, late = shards((5, 9, 6, 0, 8, 7), seed=1), shards((4, 6, 5), seed=2)
     a, b = (e.deploy(down, state.mine, personal) for e in (serial, other))
     assert all(gap(serial.model_of(a, c), other.model_of(b, c)) < 1e-5 for c in range(len(SIZES)))
@@ -163,11 +181,11 @@ class Inline:
 
 def test_bits_depend_neither_on_the_number_of_workers_nor_on_who_is_quicker(two, monkeypatch):
     monkeypatch.setattr(engine, "GROUPS", 2)  # so that a group has several clients
-    a = fitted(small(SCAFFOLD()), "two", rounds=2, cohort=6)[2]
+    a = fitted(small(SCAFFOLD(), BRIEF), "two", rounds=2, cohort=6)[2]
     monkeypatch.setattr(processes, "ProcessPool", Inline)
     for workers in (1, 3):
         monkeypatch.setitem(BACKENDS, "two", Processes(workers=workers))
-        b = fitted(small(SCAFFOLD()), "two", rounds=2, cohort=6)[2]
+        b = fitted(small(SCAFFOLD(), BRIEF), "two", rounds=2, cohort=6)[2]
         assert equal(a.server, b.server)
         assert equal(a.mine, b.mine)
 
@@ -183,7 +201,7 @@ def test_shares_cover_everyone_once_and_are_balanced(sizes, workers):
 
 @pytest.mark.parametrize("name", ["two", "two-vmap"])
 def test_gathered_replies_are_in_cohort_order(name, two):
-    a, b = (fitted(Roll(work=SMALL), n, rounds=2)[2].server for n in ("serial", name))
+    a, b = (fitted(Roll(work=ONE), n, rounds=2)[2].server for n in ("serial", name))
     assert a["roll"].tolist() == b["roll"].tolist() == sorted(b["roll"].tolist())
     assert gap(a["own"], b["own"]) < 1e-5
 
@@ -193,7 +211,7 @@ def test_gathered_replies_are_in_cohort_order(name, two):
 
 @pytest.mark.parametrize("name", ["two", "two-vmap"])
 def test_non_finite_values_stop_the_round_by_name_and_change_nothing(name, two):
-    worker = Worker(task(), Poison(work=SMALL, private=("head",), poisoned=(1, 3)))
+    worker = Worker(task(), Poison(work=ONE, private=("head",), poisoned=(1, 3)))
     engine = BACKENDS[name].open(worker, shards(), CPU)
     loop = fit.rounds(worker, engine, fit.RoundPlan(3, 6, 6), shards((4,) * 6, 1), fit.start(worker, engine, 6))
     state = next(loop)
@@ -205,7 +223,7 @@ def test_non_finite_values_stop_the_round_by_name_and_change_nothing(name, two):
 
 
 def test_closing_leaves_no_process_and_a_later_call_starts_new_ones(two, kept):
-    worker = Worker(task(), FedAvg(work=SMALL))
+    worker = Worker(task(), FedAvg(work=ONE))
     engine = BACKENDS["two"].open(worker, shards(), CPU)
     server = fit.start(worker, engine, 6).server
     fit.one_round(worker, engine, server, torch.arange(6), 0)
@@ -220,22 +238,6 @@ def test_closing_leaves_no_process_and_a_later_call_starts_new_ones(two, kept):
     assert not set(engine.pids) & set(old)
 
 
-@dataclass(frozen=True)
-class Trouble(FedAvg):
-    """Client 3 does something that a client should not do."""
-
-    kind: str = ""
-
-    def client(self, task, down, mine, data, key):
-        up, mine = super().client(task, down, mine, data, key)
-        if int(data["id"]) == 3:
-            if self.kind == "gossip":
-                up = {**up, "gossip": torch.ones(())}
-            elif self.kind == "exit":
-                os._exit(7)
-        return up, mine
-
-
 @pytest.mark.parametrize(
     ("kind", "error", "says"),
     [
@@ -244,7 +246,7 @@ class Trouble(FedAvg):
     ],
 )
 def test_what_goes_wrong_in_a_worker_is_told_and_ends_the_workers(kind, error, says, two, kept):
-    worker = Worker(task(), Trouble(work=SMALL, private=("head",), kind=kind))
+    worker = Worker(task(), Trouble(work=ONE, private=("head",), kind=kind))
     engine = BACKENDS["two"].open(worker, shards(), CPU)
     before = tree.map(torch.clone, engine.mine)
     with pytest.raises(error, match=says) as raised:
@@ -275,18 +277,6 @@ def test_a_killed_worker_is_explained():
     assert said.startswith("worker process 2 (pid 99) ended by signal SIGKILL (exit code -9), perhaps because memory")
 
 
-@dataclass(frozen=True)
-class Sleeper:
-    """A function that takes for ever, and tells that it has begun."""
-
-    begun: Path
-    known = ()
-
-    def __call__(self, *parts):
-        self.begun.touch()
-        threading.Event().wait()
-
-
 def test_an_interrupt_ends_busy_workers_at_once(tmp_path):
     """The interrupt comes while the worker is at its job, which has no end of its own."""
     workers = ProcessPool(1, seal(Sleeper(tmp_path / "begun")))
@@ -310,10 +300,10 @@ SCRIPT = """
     from acclimate.core import fit
     from acclimate.core.worker import Worker
     from acclimate.methods import FedAvg
-    from support import SMALL, shards, task
+    from support import ONE, shards, task
 
     print("started", flush=True)
-    worker = Worker(task(), FedAvg(work=SMALL))
+    worker = Worker(task(), FedAvg(work=ONE))
     engine = Processes(workers=1).open(worker, shards(), torch.device("cpu"))
     assert engine.pids == [], "workers start at the first call"
     fit.one_round(worker, engine, fit.start(worker, engine, 6).server, torch.arange(6), 0)
