@@ -2,6 +2,7 @@
 fedthe_redrawn.py): each changes what it names alone."""
 
 import importlib
+import json
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -90,3 +91,22 @@ def test_redrawn_clients_take_as_many_steps_as_before():
     data = the.training.data
     assert type(data) is redrawn.Redrawn and {f.name for f in fields(data)} == {f.name for f in fields(CIFAR10)}
     assert {c.row for c in redrawn.made("smoke")} == set(cells)  # which names the rows that can be asked for
+
+
+@pytest.mark.parametrize(
+    ("file", "skew", "said"), [("", "dir(0.1)", [2.1, 2.0, 0.4]), ("-dir1", "dir(1.0)", [0.5, 0.5, -0.4])]
+)
+def test_what_the_page_says_of_smoothing_is_in_its_files(file, skew, said):
+    found = json.loads((ROOT / f"results/causes/fedthe-readings{file}.json").read_text())["accuracy"][skew]
+    again, once = found["FedTHE, smoothed in every step"], found["9: FedTHE"]
+    assert [round(again[stream] - once[stream], 1) for stream in once] == said
+
+
+def test_what_the_page_says_of_readings_is_in_their_file(readings):
+    """The table of how far on the way from the global head to the personal one every reading lies."""
+    found = json.loads((ROOT / "results/causes/fedthe-readings.json").read_text())["accuracy"]["dir(0.1)"]
+    page = (ROOT / "docs/papers/fedthe.md").read_text()
+    low, high = found["global head"], found["personal head"]
+    for name in (n for n in readings.READINGS if "lowest" in n or "highest" in n):
+        ways = [(found[name][s] - low[s]) / (high[s] - low[s]) for s in readings.STREAMS]
+        assert " | ".join(f"{way:.2f}" for way in ways) + " |" in page, name
