@@ -275,3 +275,9 @@ def test_what_the_page_says_of_images_that_are_not_scaled_is_in_its_files():
     assert {place for place, x in off.items() if abs(x) <= 3} == {("FedAvg", "MNIST"), ("Local", "MNIST-M")}
     said = (f"{abs(off['FedAvg', d]):{f}}" for d, f in (("MNIST-M", ".1f"), ("SVHN", ".0f"), ("USPS", ".0f")))
     assert "FedAvg has {} too few on MNIST-M, {} too few on SVHN and {} too many on USPS".format(*said) in page
+    bn, mean = more["FedBN"], more["FedAvg"]
+    said = (f"{c[f'MNIST{test}']['mean']:.1f}" for test in (", not scaled", "") for c in (bn, mean))
+    line = "has {} not scaled, where FedAvg has {}, and {} as the recipe scales, where FedAvg has {}"
+    assert line.format(*said) in page
+    assert "on USPS {:.1f} and {:.1f} (paper".format(*(c["USPS, not scaled"]["mean"] for c in (bn, mean))) in page
+    assert all(bn[f"{d}, wrapped"]["mean"] < bn[d]["published"] - 12 for d in domains)
