@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.backends.vmap.buckets import buckets
+from acclimate.backends.vmap.buckets import Buckets, buckets
 from acclimate.core import Mean, NonFinite, Protocol, Stacked, Sum, Worker, fit, tree
 from acclimate.filters import Masked
 from acclimate.methods import SCAFFOLD, FedAvg
@@ -26,6 +26,20 @@ def test_buckets_cover_everyone_once_and_bound_the_padding(sizes, waste):
         held = [sizes[i] for i in members.tolist()]
         assert max(held) == top
         assert min(held) >= (1 - waste) * top
+
+
+def test_what_is_collected_is_in_the_order_of_clients():
+    """Groups are of clients of like sizes, the smallest first or the largest: never in the order of clients here."""
+    clients, data, met = torch.arange(6), shards(), []
+    held = Buckets(0.1, None, CPU, there=lambda numbers: numbers, short=lambda: None)
+
+    def run(group):
+        met.extend(group.who[: group.real].tolist())
+        return {"id": group.ids, "n": group.n}
+
+    found = held.collect(data, clients, run)
+    assert found["id"].tolist() == clients.tolist() and found["n"].tolist() == data.sizes[clients].tolist()
+    assert sorted(met) == clients.tolist() != met
 
 
 @pytest.mark.parametrize("work", ["train", "test"])

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,6 +198,20 @@ def test_shares_cover_everyone_once_and_are_balanced(sizes, workers):
     assert len(out) == min(workers, len(sizes))
     loads = [sum(max(sizes[i], 1) for i in s.tolist()) for s in out]
     assert max(loads) - min(loads) <= max(*sizes, 1) if len(out) > 1 else len(out) == 1
+
+
+def test_results_of_groups_are_in_their_order_and_the_largest_begins():
+    begun, groups = [], [torch.tensor(g) for g in ([0], [1, 2], [3])]
+    inline = types.SimpleNamespace(
+        _start_workers=lambda: 2,
+        _for_many_jobs=lambda call: call,
+        _for_one_job=lambda part: part,
+        _run_jobs=lambda jobs: [begun.append(job()) or f"of {begun[-1][1]}" for job in jobs],
+    )
+    sizes = torch.tensor([5, 4, 3, 6])
+    found = engine.WorkersEngine._run(inline, "train", (), groups, sizes, lambda i: (i,))
+    assert [given for _, *given in begun] == [[[1, 2], 1], [[3], 2], [[0], 0]]
+    assert found == ["of [0]", "of [1, 2]", "of [3]"]
 
 
 @pytest.mark.parametrize("name", ["two", "two-vmap"])
