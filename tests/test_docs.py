@@ -236,7 +236,7 @@ def figures(name):
 
 
 def test_the_speed_that_the_readme_tells_was_measured():
-    text, report, now = (ROOT / "README.md").read_text(), figures("gpu-h200-others"), figures("gpu-h200-steps")
+    text, report, now = (ROOT / "README.md").read_text(), figures("gpu-h200-others"), figures("gpu-h200-fedavg")
     fedavg, peer = now["workloads"]["fedavg-20"], report["workloads"]["pfl-cifar10"]
     seconds, faster = ({k: v["median"] for k, v in fedavg["seconds"].items()}, fedavg["times_faster"])
     wanted = [now["device"], f"{seconds['plain']:.1f} s as a plain", "gpu.py --only fedavg-20 pfl-cifar10"]

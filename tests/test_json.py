@@ -109,5 +109,5 @@ def test_a_fleet_tells_which_processes_run(tmp_path, monkeypatch):
         "adapter": "tent",
         "accuracy": {"original": [0.5]},
     }
-    monkeypatch.setattr("acclimate.fleet.launch.deploy", lambda *a: deployed)
+    monkeypatch.setattr("acclimate.fleet.launch.deploy", lambda *a, watch: deployed)
     assert told("fleet", "deploy", str(tmp_path))["deployed"] == deployed

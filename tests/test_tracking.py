@@ -222,7 +222,7 @@ def test_both_tell_everything():
 
     both = Both(Note())
     both.suite(1), both.slow("memo", 90.0), both.training("a", 0, 0, 1), both.round(None)
-    both.testing("a", 0, 1), both.tested(), both.done()
+    both.testing("a", 0, 1), both.deploying("a", 0, 3), both.tested(), both.done()
     assert calls == [n for n in vars(ac.Watch) if not n.startswith("_")]
 
 

@@ -311,6 +311,10 @@ class Both(Watch):
         for w in self.watches:
             w.testing(label, seed, steps)
 
+    def deploying(self, label: str, seed: int, steps: int) -> None:
+        for w in self.watches:
+            w.deploying(label, seed, steps)
+
     def tested(self) -> None:
         for w in self.watches:
             w.tested()
