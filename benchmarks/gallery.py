@@ -38,7 +38,7 @@ KNOWN = {
     "numbers.",
     "fedspl": "PACS at 64 pixels and few rounds, from an EfficientNet-Lite0 where the paper has a ResNet-18, both "
     "trained on ImageNet: what is compared here is not the same experiment. FedAvg, Tent and FedSPL of Table 1 have "
-    "that ResNet-18 on Photo and Art.",
+    "that ResNet-18.",
     "fedpcl": "EfficientNet-Lites that have seen ImageNet stand in for the paper's ResNet-18s, but for one backbone on "
     "digits under one shift (Tables 2 and 11), which has seen QuickDraw as the paper's. That is why "
     "Office-10 comes out far above the paper.",

@@ -94,6 +94,10 @@ ALONE = (
     "the paper's test images may keep the 16 pixels of USPS in the middle of 32 when they are corrupted: so, over "
     "three seeds and in four ways of training, Local has 16.4 to 21.8; the paper has 16.9"
 )
+STAND_IN = (
+    "our number is of an EfficientNet-Lite0, which stands in for the paper's ResNet-18 and learns little in 20 rounds "
+    "at the released rate: trained from that ResNet-18, with ten times the rate, it is within 3 points of the paper"
+)
 _BOTH_DIGITS = (("dataset", ("Digit-5",)), ("shift", ("feature & label shift non-IID",)))
 READ = (
     (VIEWED, "MNIST", ("FedAvg", "FedAvg-FT", "FedProx", "FedTHE", "Tent", "FedICON")),
@@ -169,6 +173,21 @@ CAUSES: tuple[Cause, ...] = (
             where=(("method", methods), ("domain", domains)),
         )
         for methods, domains in ((("FedAvg", "FedProx", "FedAvg-FT"), ("MNIST", "SVHN")), (("FedTHE",), ("MNIST",)))
+    ),
+    *(
+        Cause(
+            f"fedspl/{table}",
+            STAND_IN,
+            f"fedspl/{table}-paper.json, fedspl/tenfold-paper-resnet18.json",
+            f"fedspl/{table}-paper.json",
+            (("method", (method,)), ("domain", domains)),
+        )
+        for table, method, domains in (
+            ("table2", "FedSPL variant", ("Sketch",)),
+            ("table4", "Fedavg", ("Sketch",)),
+            ("table4", "FMR", ("Sketch",)),
+            ("table4", "MBSL", ("Cartoon", "Sketch")),
+        )
     ),
     Cause(
         "fedpcl/table2",
