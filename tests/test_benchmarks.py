@@ -236,6 +236,18 @@ def test_a_trunk_is_trained_once(bench, tmp_path, monkeypatch, capsys):
     assert told(foundation, monkeypatch, tmp_path, small) == found
 
 
+def test_mbsl_is_timed_on_every_set_twice(bench, tmp_path, monkeypatch, capsys):
+    mbsl = bench("mbsl")
+    assert [len(part) for part in mbsl.drawn(5, 0)] == [5, 5] and mbsl.drawn(5, 0)[0].dtype == torch.uint8
+    small = "--backbone none --side 32 --sizes 40,33 --device cpu"
+    found = told(mbsl, monkeypatch, tmp_path, small)
+    assert (found["images"], found["backbone"], found["side"]) == ([40, 33], "none", 32)
+    assert found["command"] == f"python benchmarks/mbsl.py {small}"
+    assert {turn: len(taken) for turn, taken in found["seconds"].items()} == {"first": 2, "second": 2}
+    phases = [line.partition(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
+    assert phases == [f"{n} images, {turn} time" for turn in ("first", "second") for n in (40, 33)]
+
+
 def test_a_training_is_kept_and_read_again(bench, tmp_path, monkeypatch):
     harness = bench("harness")
     model = ac.models.MLP(hidden=(4,), norm="batch")
