@@ -181,17 +181,27 @@ def save(path: Path, study: Row, where: Row, rows: dict[str, Row]) -> None:
     write(path, record)
 
 
-def main() -> None:
-    """Train and measure what is missing, write after each row, print a table."""
-    parser = parser_of(__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `experiment` and `measured_of` read."""
     parser.add_argument("--data", choices=("digits", "cifar10"), default="cifar10")
-    parser.add_argument("--methods", default=f"{PEERS},{BEFORE}")
     parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--fraction", type=float, default=1.0, help="which part of CIFAR-10 is dealt")
     parser.add_argument("--streams", default=STREAMS)
     parser.add_argument("--device", default="auto")
+
+
+def part_of(given: argparse.Namespace) -> Row:
+    """What a study says of the part of CIFAR-10 that is dealt: nothing where it is all of it."""
+    return {"fraction": given.fraction} if given.fraction < 1 else {}
+
+
+def main() -> None:
+    """Train and measure what is missing, write after each row, print a table."""
+    parser = parser_of(__doc__)
+    add_options(parser)
+    parser.add_argument("--methods", default=f"{PEERS},{BEFORE}")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of local training, on a GPU")
     parser.add_argument("--merge", type=Path, nargs="+", help="files that were measured elsewhere; runs nothing")
     parser.add_argument("--from", type=Path, dest="runs", help="a folder of finished runs to read; trains nothing")
@@ -206,7 +216,7 @@ def main() -> None:
         "sizes": partition.sizes,
         "model": MODEL[given.data],
         "precision": given.precision,
-        **({"fraction": given.fraction} if given.fraction < 1 else {}),
+        **part_of(given),
     }
     files = [given.out, *(given.merge or [])]
     stored = [json.loads(p.read_text()) for p in files if p.exists()]

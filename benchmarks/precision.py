@@ -16,7 +16,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from harness import environment, integers, parser_of
+from harness import environment, parser_of
 
 import methods
 from acclimate.backends import Vmap
@@ -44,20 +44,15 @@ def differences(rows: dict[str, methods.Row]) -> dict[str, dict[str, float]]:
 def main() -> None:
     """Train and measure what is missing, write after each row, print the differences."""
     parser = parser_of(__doc__)
-    parser.add_argument("--data", choices=("digits", "cifar10"), default="cifar10")
+    methods.add_options(parser)
     parser.add_argument("--method", default="fedthe")
-    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--streams", default=methods.STREAMS)
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/precision-h200.json"))
     given = parser.parse_args()
-    study = {n: getattr(given, n) for n in ("data", "method", "clients", "rounds")}
+    study = {n: getattr(given, n) for n in ("data", "method", "clients", "rounds")} | methods.part_of(given)
     rows: dict[str, methods.Row] = {}
     if given.out.exists():
         stored = json.loads(given.out.read_text())
-        if any(stored["study"][n] != v for n, v in study.items()):
+        if {n: v for n, v in stored["study"].items() if n != "bf16_above_fp32"} != study:
             raise SystemExit(f"rows are of {stored['study']}, not of {study}; name another --out")
         rows = stored["rows"]
     where = environment(device_of(given.device))

@@ -198,6 +198,56 @@ def test_precisions_are_compared_seed_by_seed(bench):
     assert bench("precision").differences(rows) == {"original": {"mean": -0.5, "farthest": -1.5}}
 
 
+def told(module, monkeypatch, tmp_path, words):
+    """What a script's own `main` writes, with these words behind its name."""
+    out = tmp_path / "figures.json"
+    monkeypatch.setattr("sys.argv", [f"{module.__name__}.py", *words.split(), "--out", str(out)])
+    module.main()
+    return json.loads(out.read_text())
+
+
+def test_precisions_train_in_the_world_of_the_methods(bench, tmp_path, monkeypatch, capsys):
+    """A script with a parser of its own once lacked an option that the world is built from."""
+    precision, runs = bench("precision"), []
+
+    def row(run, given):
+        runs.append(run)
+        accuracy = {"last": dict.fromkeys(given.streams.split(","), 50.0)}
+        return {"accuracy": accuracy, "seconds": 1.0}
+
+    monkeypatch.setattr(precision.methods, "measured_of", row)
+    found = told(precision, monkeypatch, tmp_path, "--method fedavg --seeds 2 --fraction 0.5 --rounds 3 --device cpu")
+    skewed = ac.data.Dirichlet(0.1, sizes="brfl")
+    assert [run.data for run in runs] == [ac.data.CIFAR10(skewed, 20, fraction=0.5)] * 2
+    assert [(run.backend.precision, run.rounds, run.seed) for run in runs] == [("fp32", 3, 2), ("bf16", 3, 2)]
+    nothing = {s: {"mean": 0.0, "farthest": 0.0} for s in precision.methods.STREAMS.split(",")}
+    about = {"data": "cifar10", "method": "fedavg", "clients": 20, "rounds": 3, "fraction": 0.5}
+    assert found["study"] == {**about, "bf16_above_fp32": nothing} and set(found["rows"]) == {"fp32 2", "bf16 2"}
+    with pytest.raises(SystemExit, match="name another --out"):  # rows of all of CIFAR-10 are another study's
+        told(precision, monkeypatch, tmp_path, "--method fedavg --seeds 2 --rounds 3 --device cpu")
+
+
+def test_a_trunk_is_trained_once(bench, tmp_path, monkeypatch, capsys):
+    foundation, small = bench("foundation"), "--data digits --clients 2 --rounds 1 --streams original --device cpu"
+    small += f" --rows lora --seeds 0 --epochs 1 --width 16 --depth 1 --trunk {tmp_path / 'trunk'}"
+    found = told(foundation, monkeypatch, tmp_path, small)
+    assert set(found["rows"]) == {"lora 0"} and found["study"]["trunk"]["trained"]["width"] == 16
+    monkeypatch.setattr(foundation.ac, "train", lambda e: pytest.fail("trained again"))
+    assert told(foundation, monkeypatch, tmp_path, small) == found
+
+
+def test_mbsl_is_timed_on_every_set_twice(bench, tmp_path, monkeypatch, capsys):
+    mbsl = bench("mbsl")
+    assert [len(part) for part in mbsl.drawn(5, 0)] == [5, 5] and mbsl.drawn(5, 0)[0].dtype == torch.uint8
+    small = "--backbone none --side 32 --sizes 40,33 --device cpu"
+    found = told(mbsl, monkeypatch, tmp_path, small)
+    assert (found["images"], found["backbone"], found["side"]) == ([40, 33], "none", 32)
+    assert found["command"] == f"python benchmarks/mbsl.py {small}"
+    assert {turn: len(taken) for turn, taken in found["seconds"].items()} == {"first": 2, "second": 2}
+    phases = [line.partition(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
+    assert phases == [f"{n} images, {turn} time" for turn in ("first", "second") for n in (40, 33)]
+
+
 def test_a_training_is_kept_and_read_again(bench, tmp_path, monkeypatch):
     harness = bench("harness")
     model = ac.models.MLP(hidden=(4,), norm="batch")

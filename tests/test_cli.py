@@ -315,3 +315,12 @@ def test_ctrl_c_outside_of_the_rounds_says_how_to_go_on_too(here, monkeypatch, m
             done = here(*command)
             assert (done.returncode, done.stderr) == (130, "acclimate: stopped; go on with: acclimate resume out\n")
     assert here("resume", "out", "-q").returncode == 0
+
+
+def test_ctrl_c_in_any_other_command_is_not_silent_and_is_said_once(here, monkeypatch):
+    monkeypatch.setattr("acclimate.running.run.report", stop)
+    done = here("report", "out")
+    assert (done.returncode, done.stderr) == (130, "acclimate: stopped\n")
+    monkeypatch.setattr("acclimate.tuning.tune", stop)
+    done = here("tune", "method.opt.lr=0.1,0.2", "-q", "--out", "out")
+    assert (done.returncode, done.stderr) == (130, "stopped; the same command with --out out goes on where it was\n")

@@ -93,6 +93,12 @@ def test_every_point_of_a_grid_is_an_experiment():
         (["method.opt.weight_decay=0..1:log"], "must start above 0"),
         (["model=mlp..cnn"], "there is no model 'mlp..cnn'"),
         (["device=1..2"], "a range needs a number"),
+        (
+            ["method.opt.lr=0.1.."],
+            "lr: '0.1..' is not a number; a range has two: method.opt.lr=LOW..HIGH, or LOW..HIGH:log",
+        ),
+        (["rounds=..5"], "rounds: '..5' is not a whole number; a range has two: rounds=LOW..HIGH"),
+        (["method.opt.lr=0.1..1:lin"], "'0.1..1:lin' is not a number; a range has two"),
         (["seed=0,1"], "use --seeds"),
         (["analysis=true", "rounds=1,2"], "test streams"),
         (["rounds"], "must be key=value"),

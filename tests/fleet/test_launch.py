@@ -200,3 +200,49 @@ def test_whoever_deploys_sees_every_step_from_the_start_to_the_end(tmp_path, fle
     deployed = launch.deploy(folder, "last", "", fleet, Shown())
     assert list(deployed["accuracy"]) == ["original", "corrupted"] and steps == [1]
     assert seen == [f"deploy fedavg (seed 0) {i}/4 {i / 4:.2f}" for i in range(5)]
+
+
+DEPLOY = {"task": "deploy", "selection": "last", "adapter": "none"}
+
+
+def test_an_interrupted_deployment_says_that_the_fleet_goes_on_and_the_same_command_follows_it(
+    tmp_path, fleet, caplog, monkeypatch
+):
+    store.RunFolder.create(folder := tmp_path / "run", experiment(), torch.device("cpu"))
+    told(folder, ME | {"asked": DEPLOY}, {"event": "tested"})
+    end = {"event": "finished"}
+
+    class Impatient(Seen):
+        def tested(self):
+            super().tested()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "busy", lambda folder: True)
+    with pytest.raises(api.Interrupted) as stopped:
+        launch.deploy(folder, "last", "", fleet, Impatient())
+    assert str(stopped.value) == f"the fleet goes on to deploy {folder}; the same command follows it to its end"
+    assert not (folder / server_app.STOP).exists()
+    told(folder, ME | {"asked": DEPLOY}, {"event": "tested"}, {"event": "deployed", "clients": [0]}, end)
+    assert launch.deploy(folder, "last", "none", fleet, watch := Seen()) == {"clients": [0]}
+    assert watch.rest == ["tested"] and f"a deployment goes on in {folder}; following it" in caplog.text
+    with pytest.raises(store.RunError, match=r"\(selection=last, adapter=none\) goes on in .*; try again when it has"):
+        launch.deploy(folder, "validation", "", fleet)
+    told(folder, ME | {"asked": {"task": "train"}})
+    with pytest.raises(store.RunError, match=f"follow it to its end: acclimate resume {folder}"):
+        launch.deploy(folder, "last", "", fleet)
+
+
+@pytest.mark.parametrize(("asked", "command"), [({"task": "train"}, "resume"), (DEPLOY, "fleet deploy")])
+def test_a_server_that_ends_without_a_word_leaves_what_it_was_asked_for(tmp_path, fleet, asked, command):
+    with pytest.raises(store.RunError, match=f"go on with `acclimate {command} {tmp_path}`"):
+        pass_on(told(tmp_path, GONE | {"asked": asked}), fleet, Seen())
+
+
+def test_a_server_says_what_it_was_asked_for(tmp_path):
+    store.RunFolder.create(folder := tmp_path / "run", experiment(), torch.device("cpu"))
+    config = {"run-folder": str(folder), "settings": "", "data": "shared", "selection": "last", "adapter": "none"}
+    for task, asked in (("train", {"task": "train"}), ("deploy", DEPLOY)):
+        server_app.conduct(FakeGrid(tmp_path), {**config, "task": task})
+        first, *_ = (folder / server_app.PROGRESS).read_text().splitlines()
+        assert json.loads(first)["asked"] == asked
+        (folder / server_app.PROGRESS).unlink()

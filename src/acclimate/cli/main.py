@@ -230,7 +230,9 @@ def _show(table: Any, root: Path, as_json: bool, failed: Any) -> None:
 def _stopped(root: Path | None) -> NoReturn:
     """Say how to go on after Ctrl-C. In a round, training says so itself; elsewhere typer would end without a word."""
     saved = root is not None and any((root / name).exists() for name in ("config.json", "index.json"))
-    _fail(f"stopped; go on with: acclimate resume {root}" if saved else "stopped before anything was saved", 130)
+    _fail(
+        f"stopped; go on with: acclimate resume {root}" if saved else "stopped before anything was saved", INTERRUPTED
+    )
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -247,6 +249,9 @@ LOADING |= {"tokens", "submit", "leaderboard", "doctor", "reproduce", "fleet dep
 """The commands that import torch first, and say so; what `serve` says are lines of JSON."""
 
 
+INTERRUPTED = 130
+
+
 def main() -> None:
     """The console script: errors are one sentence; exit 2 for bad input, 1 for a failed run, 130 when interrupted."""
     signal.signal(signal.SIGTERM, _stop)
@@ -260,9 +265,11 @@ def main() -> None:
     try:
         with heart:
             code = command(app)(standalone_mode=False)
+        if code == INTERRUPTED:  # typer's own word for Ctrl-C
+            raise KeyboardInterrupt
         raise SystemExit(code if isinstance(code, int) else 0)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("stopped before anything was saved", 130)
+        _fail("stopped", INTERRUPTED)
     except Exception as e:
         _explain(e)
 
@@ -303,7 +310,7 @@ def _explain(error: Exception) -> NoReturn:
     if isinstance(error, ValueError | RunError | FileNotFoundError | ImportError):
         _fail(str(error), 2)
     if _interrupted(error):
-        _fail(str(error), 130)
+        _fail(str(error), INTERRUPTED)
     if isinstance(error, ArithmeticError):  # a value that is not finite, among others
         _fail(str(error), 1)
     if isinstance(error, OSError):

@@ -148,7 +148,7 @@ def run(
             result = recipes.run(plan, out, numbers, device, watch)
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on: what is finished lies in {out}", err=True)
-        raise typer.Exit(130) from None
+        raise SystemExit(130) from None
     _show(result, command.written(plan, out), as_json)
 
 

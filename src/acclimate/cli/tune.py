@@ -95,7 +95,7 @@ def tune(
     except KeyboardInterrupt:
         again = "starts over" if select is not None else "goes on where it was"
         typer.echo(f"stopped; the same command with --out {root} {again}", err=True)
-        raise typer.Exit(130) from None
+        raise SystemExit(130) from None
     _show(search, as_json)
 
 

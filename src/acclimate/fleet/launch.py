@@ -33,6 +33,14 @@ STOP_SECONDS = 60.0
 """How long a run that must stop may take to end its round, before its process is ended."""
 
 
+class Unfollowed(api.Interrupted):
+    """Ctrl-C during `fleet deploy`: nobody follows the deployment any more, and the server goes on with it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, None)
+        self.args = (f"the fleet goes on to deploy {path}; the same command follows it to its end",)
+
+
 def current() -> Fleet:
     """The fleet that trains the runs; an error where it is not up."""
     fleet = Fleet.load(place())
@@ -73,10 +81,14 @@ def deploy(
     deployed: dict[str, Any] = {}
     fleet = fleet or current()
     watch.deploying(experiment.label, experiment.seed, steps(experiment))
-    for event in submit(folder, "deploy", fleet, selection=selection, adapter=adapter):
-        _pass_on(event, watch, folder)
-        if event["event"] == "deployed":
-            deployed = {k: v for k, v in event.items() if k != "event"}
+    events = submit(folder, "deploy", fleet, selection=selection, adapter=adapter or known[0])
+    try:
+        for event in events:
+            _pass_on(event, watch, folder)
+            if event["event"] == "deployed":
+                deployed = {k: v for k, v in event.items() if k != "event"}
+    except KeyboardInterrupt:
+        raise Unfollowed(folder) from None
     return deployed
 
 
@@ -95,9 +107,8 @@ def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[
     folder = folder.absolute()
     progress = folder / PROGRESS
     if store.busy(folder):
-        if task != "train":
-            raise store.RunError(f"a run goes on in {folder}; follow it to its end: acclimate resume {folder}")
-        log.warning("a run goes on in %s; following it", folder)
+        _insist({"task": task, **more}, progress)
+        log.warning("a %s goes on in %s; following it", {"train": "run"}.get(task, "deployment"), folder)
         return follow(progress, fleet)
     progress.unlink(missing_ok=True)
     (folder / STOP).unlink(missing_ok=True)
@@ -106,6 +117,25 @@ def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[
     settings = " ".join(f"{k}={quoted(v)}" for k, v in config.items())
     flwr(fleet, "run", str(fleet.app), CONNECTION, "--run-config", settings)
     return follow(progress, fleet)
+
+
+def _insist(asked: dict[str, str], progress: Path) -> None:
+    """Raise an error where what goes on in a folder is not what is asked for."""
+    begun = _begun(progress)
+    if begun == asked:
+        return
+    if begun["task"] == "train":
+        raise store.RunError(
+            f"a run goes on in {progress.parent}; follow it to its end: acclimate resume {progress.parent}"
+        )
+    of = ", ".join(f"{key}={value}" for key, value in begun.items() if key != "task")
+    raise store.RunError(f"a deployment ({of}) goes on in {progress.parent}; try again when it has ended")
+
+
+def _begun(progress: Path) -> dict[str, str]:
+    """What the server was asked for, as its first event says; earlier versions did not."""
+    events = map(json.loads, progress.read_text().splitlines()) if progress.exists() else ()
+    return next((event["asked"] for event in events if "asked" in event), {"task": "train"})
 
 
 def follow(progress: Path, fleet: Fleet) -> Iterator[dict[str, Any]]:
@@ -131,7 +161,8 @@ def _check(server: Process | None, ended: bool, deadline: float, progress: Path,
             f"{tail(fleet.log('link'))}"
         )
     if ended:
-        raise store.RunError(f"the run's server process was ended; go on with `acclimate resume {progress.parent}`")
+        command = "resume" if _begun(progress)["task"] == "train" else "fleet deploy"
+        raise store.RunError(f"the run's server process was ended; go on with `acclimate {command} {progress.parent}`")
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any] | None]:

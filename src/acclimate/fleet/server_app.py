@@ -37,6 +37,8 @@ from .remote import gather, stream_names
 from .remote_cards import CardRules
 
 PROGRESS, STOP, IDENTITY = "progress.jsonl", "stop", "fleet.json"
+ASKED = ("task", "selection", "adapter")
+"""The part of the configuration that says what is to be done with the run; the last two are of a deployment."""
 app = ServerApp()
 
 
@@ -58,7 +60,8 @@ def conduct(grid: Grid, config: Mapping[str, Any]) -> None:
 
 def _conduct(grid: Grid, config: Mapping[str, Any], folder: Path) -> None:
     report = reporter(folder / PROGRESS)
-    report("started", pid=os.getpid(), started=started(os.getpid()))
+    asked = {key: str(config[key]) for key in ASKED if key == "task" or config["task"] == "deploy"}
+    report("started", pid=os.getpid(), started=started(os.getpid()), asked=asked)
     try:
         run_folder = prepared(folder, str(config["settings"]))
         experiment = run_folder.experiment()

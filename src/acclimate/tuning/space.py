@@ -23,6 +23,7 @@ NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 MANY = 500
 """Up to how many combinations are all tried; in larger spaces, all combinations of two values are."""
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(:log)?")
+RANGE_LIKE = re.compile(r"\d\.\.|\.\.\d")
 
 
 @dataclass(frozen=True)
@@ -164,12 +165,22 @@ def _options(key: str, value: Any, sample: Sequence[tuple[str, Any]]) -> Choice 
             raise ConfigError(f"{key}={value}: a range needs a number, and {key} is none; list its values with commas")
         whole = all(isinstance(end, int) for end in ends)
         return Range(key, ends[0], ends[1], log=found[3] is not None, whole=whole)
-    meant = values_of(key, [*sample, (key, value)])
+    meant = _meant(key, value, sample)
     if len(meant) == 1:
         return Choice(key, (_number(value),))
     items = value if isinstance(value, list) else str(value).split(",")
     read = _spelled if all(isinstance(v, str) for v in meant) else _number  # names, or numbers and records
     return Choice(key, tuple(dict.fromkeys(read(i) for i in items)))
+
+
+def _meant(key: str, value: Any, sample: Sequence[tuple[str, Any]]) -> Sequence[Any]:
+    """The values of a setting that is no range; an error says how ranges are written where it looks like one."""
+    try:
+        return values_of(key, [*sample, (key, value)])
+    except ConfigError as e:
+        if RANGE_LIKE.search(str(value)):
+            raise ConfigError(f"{e}; a range has two: {key}=LOW..HIGH, or LOW..HIGH:log, logarithmic") from e
+        raise
 
 
 def _number(value: Any) -> Any:
