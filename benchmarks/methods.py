@@ -8,6 +8,7 @@ that a client uploads in a round; seconds of the training (of seeds that train s
 
     python benchmarks/methods.py [--methods fedavg,moon] [--seeds 0,1,2] [--clients 20] [--rounds 100] [--device cuda]
         [--precision bf16]
+    python benchmarks/methods.py --together                           all seeds of a method in one training, on a GPU
     python benchmarks/methods.py --methods fedrep/work.clip=none,moon/mu=0.1      settings of a method after its name
     python benchmarks/methods.py --data digits --clients 10 --rounds 10 --streams original,out-of-client --out FILE
     python benchmarks/methods.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
@@ -76,23 +77,34 @@ def experiment(name: str, given: argparse.Namespace, seed: int) -> ac.Experiment
 
 def measured_of(run: ac.Experiment, given: argparse.Namespace) -> Row:
     """What a training gives: accuracies, bytes and seconds."""
+    return measured_together([run], given)[0]
+
+
+def measured_together(runs: list[ac.Experiment], given: argparse.Namespace) -> list[Row]:
+    """What trainings side by side give; each has its share of the seconds."""
     began = time.perf_counter()
-    fit = ac.train(run)
-    seconds = time.perf_counter() - began
+    fits = ac.train_together(runs) if len(runs) > 1 else [ac.train(runs[0])]
+    seconds = (time.perf_counter() - began) / len(runs)
     streams = [catalogue.STREAMS[s] for s in given.streams.split(",")]
-    adapter = OWN.get(type(run.method), ac.adapters.NoAdapt())
-    found = ac.evaluate(fit, adapters=[adapter], streams=streams).rows
-    fit.engine.close()
-    return row_of(found, seconds)
+    rows = []
+    for run, fit in zip(runs, fits, strict=True):
+        adapter = OWN.get(type(run.method), ac.adapters.NoAdapt())
+        rows.append(row_of(ac.evaluate(fit, adapters=[adapter], streams=streams).rows, seconds))
+        fit.engine.close()
+    return rows
 
 
-def trained(name: str, given: argparse.Namespace, seed: int) -> Row:
-    """The figures of one method and seed, or why it has none: defaults may diverge."""
-    run = experiment(name, given, seed)
+def trained(name: str, given: argparse.Namespace, seeds: list[int]) -> list[Row]:
+    """The figures of seeds of one method, or why they have none: defaults may diverge."""
+    runs = [experiment(name, given, seed) for seed in seeds]
+    if given.precision == "bf16":
+        runs = [replace(run, backend=Vmap(precision="bf16")) for run in runs]
     try:
-        return measured_of(replace(run, backend=Vmap(precision="bf16")) if given.precision == "bf16" else run, given)
+        return measured_together(runs, given)
     except ArithmeticError as reason:
-        return {"failed": str(reason)}
+        if len(seeds) == 1:
+            return [{"failed": str(reason)}]
+    return [row for seed in seeds for row in trained(name, given, [seed])]  # which of them diverges
 
 
 def row_of(found: list[Row], seconds: float) -> Row:
@@ -197,12 +209,22 @@ def part_of(given: argparse.Namespace) -> Row:
     return {"fraction": given.fraction} if given.fraction < 1 else {}
 
 
+def missing(rows: dict[str, Row], given: argparse.Namespace) -> list[tuple[str, list[int]]]:
+    """Which seeds of which methods a file lacks: seed by seed, or all seeds of a method together."""
+    names = given.methods.split(",")
+    lacking = [(name, seed) for seed in given.seeds for name in names if f"{name} {seed}" not in rows]
+    if not given.together:
+        return [(name, [seed]) for name, seed in lacking]
+    return [(name, own) for name in names if (own := [seed for n, seed in lacking if n == name])]
+
+
 def main() -> None:
     """Train and measure what is missing, write after each row, print a table."""
     parser = parser_of(__doc__)
     add_options(parser)
     parser.add_argument("--methods", default=f"{PEERS},{BEFORE}")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of local training, on a GPU")
+    parser.add_argument("--together", action="store_true", help="seeds of a method train side by side, on a GPU")
     parser.add_argument("--merge", type=Path, nargs="+", help="files that were measured elsewhere; runs nothing")
     parser.add_argument("--from", type=Path, dest="runs", help="a folder of finished runs to read; trains nothing")
     parser.add_argument("--out", type=Path, default=Path("results/methods/cifar10.json"))
@@ -234,15 +256,13 @@ def main() -> None:
     if given.runs:
         rows |= stored_runs(given.runs, given)
         save(given.out, study, where, rows)
-    for seed in () if given.merge or given.runs else given.seeds:
-        for name in given.methods.split(","):
-            if f"{name} {seed}" in rows:
-                continue
-            rows[f"{name} {seed}"] = row = {"method": name, "seed": seed, **trained(name, given, seed)}
-            save(given.out, study, where, rows)
+    for name, seeds in () if given.merge or given.runs else missing(rows, given):
+        for seed, found in zip(seeds, trained(name, given, seeds), strict=True):
+            rows[f"{name} {seed}"] = row = {"method": name, "seed": seed, **found}
             said = row.get("failed") or f"{row['accuracy'].get('last')} {row['seconds']} s"
             print(f"{name:16s} {seed} {said}", flush=True)
-            torch.cuda.empty_cache()
+        save(given.out, study, where, rows)
+        torch.cuda.empty_cache()
     print("\n" + table(rows, given.streams.split(",")))
 
 

@@ -206,6 +206,29 @@ def told(module, monkeypatch, tmp_path, words):
     return json.loads(out.read_text())
 
 
+def test_seeds_of_a_method_train_together_and_one_that_diverges_is_found(bench, monkeypatch):
+    """What is missing goes seed by seed or method by method; where one of several diverges, each is tried alone."""
+    methods = bench("methods")
+    given = argparse.Namespace(methods="fedavg,moon", seeds=[0, 1, 2], together=False, precision="fp32")
+    rows = {"fedavg 0": {}, "moon 1": {}}
+    assert methods.missing(rows, given) == [("moon", [0]), ("fedavg", [1]), ("fedavg", [2]), ("moon", [2])]
+    given.together = True
+    assert methods.missing(rows, given) == [("fedavg", [1, 2]), ("moon", [0, 2])]
+    tried = []
+
+    def measured(runs, given):
+        tried.append(runs)
+        if 2 in runs:
+            raise ArithmeticError("round 6: not finite")
+        return [{"seconds": 1.0} for _ in runs]
+
+    monkeypatch.setattr(methods, "experiment", lambda name, given, seed: seed)
+    monkeypatch.setattr(methods, "measured_together", measured)
+    assert methods.trained("moon", given, [0, 1]) == [{"seconds": 1.0}] * 2
+    assert methods.trained("moon", given, [0, 2]) == [{"seconds": 1.0}, {"failed": "round 6: not finite"}]
+    assert tried == [[0, 1], [0, 2], [0], [2]]
+
+
 def test_precisions_train_in_the_world_of_the_methods(bench, tmp_path, monkeypatch, capsys):
     """A script with a parser of its own once lacked an option that the world is built from."""
     precision, runs = bench("precision"), []
