@@ -110,11 +110,29 @@ def test_an_adapter_to_deploy_is_named_by_its_setting(typed, says):
         ("seeds=3", "seeds: Experiment has no 'seeds'; it is an option of the command line, written --seeds 3"),
         ("out=runs/x", "out: Experiment has no 'out'; it is an option of the command line, written -o FOLDER"),
         ("data.seeds=3", "data.seeds: Digits has no 'seeds'; did you mean 'seed'? "),
+        (
+            "streams.severity=3",
+            "streams.severity: no entry 'severity' to set a field of; did you mean 'streams.corrupted.s",
+        ),
+        (
+            "adapters.steps=3",
+            "adapters.steps: no entry 'steps' to set a field of; did you mean 'adapters.tent.steps'? all",
+        ),
+        (
+            "tent.steps=2",
+            "tent.steps: Experiment has no 'tent'; did you mean 'adapters.tent.steps', with adapters=tent? a",
+        ),
+        (
+            "fedprox.mu=1",
+            "fedprox.mu: Experiment has no 'fedprox'; did you mean 'method.mu', with method=fedprox? allowed",
+        ),
+        ("adapters=", "adapters: Experiment: adapters=() must name at least one; use 'none' for no adaptation"),
+        ("streams=", "streams: Experiment: streams=() must name at least one"),
     ],
 )
 def test_an_option_that_is_typed_as_a_setting(typed, says):
     with pytest.raises(ConfigError) as error:
-        expand([typed])
+        expand([typed, "rounds=3"])
     assert str(error.value).startswith(says)
 
 
