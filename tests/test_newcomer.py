@@ -190,6 +190,8 @@ def test_what_is_tested_and_which_client_is_asked_for_must_be_there():
             data=ac.data.Digits(clients=2), model=ac.models.MLP(hidden=(4,)), rounds=1, backend=ac.backends.Serial()
         )
     )
+    with pytest.raises(ValueError, match=r"deploy: .*; choose another adapter, such as NoAdapt\(\) \(adapters=none\)$"):
+        fit.deploy(0, A.THE())
     for given, says in (
         ({"adapters": A.Tent()}, "evaluate: adapters=Tent.* must be a tuple of records"),
         ({"adapters": ["tent"]}, "evaluate: adapters='tent' must be a record such as Tent"),

@@ -90,7 +90,10 @@ class Natural(Shift):
     def build(self, world: Federation, key: rng.Key) -> Stream:
         if self.source is None:
             raise ValueError("Natural: source must name a data set, for example data.CIFAR10_1()")
-        shifted = self.source.load()
+        try:
+            shifted = self.source.load()
+        except FileNotFoundError as e:
+            raise FileNotFoundError(f"Natural: {e}. Another set is named by streams.natural.source=NAME") from e
         x = as_fitted(shifted, world, f"Natural: {type(self.source).__name__}")
         if x.shape[1:] != world.examples.x.shape[1:]:
             raise ValueError(
