@@ -149,6 +149,12 @@ def test_a_live_folder_is_no_run_and_a_folder_of_runs_no_live_folder(tmp_path):
     (live / "live.json").write_text("{}")
     with pytest.raises(store.RunError, match="client-0 is a live model, and no run folder; name the run that it was d"):
         ac.load(live)
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "tune.json").write_text("{}")
+    with pytest.raises(
+        store.RunError, match="search is a search, and no run folder; run what it found: acclimate run -c"
+    ):
+        ac.load(tmp_path / "search")
     with pytest.raises(store.RunError, match="runs holds no live model itself; there are some in .*runs/mine/live$"):
         found([tmp_path / "runs"])
     assert found([tmp_path / "runs" / "mine"]) == [live]
