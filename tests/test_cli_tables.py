@@ -143,6 +143,10 @@ def test_data_without_clients_is_dealt_and_pictures_run_as_before(here):
             "or use fewer than 10 clients (data.clients), of equal size at most 4",
         ),
         (
+            ["data=digits", "data.clients=1", "data.fraction=0.01"],
+            "set method.work.batch=16, or give more examples, or m",
+        ),
+        (
             ["data=digits", "data.clients=10", "data.fraction=0.01"],
             "use fewer than 10 clients (data.clients), or more of the data than data.fraction=0.01",
         ),
