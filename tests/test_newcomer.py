@@ -230,3 +230,35 @@ def test_what_is_tested_and_which_client_is_asked_for_must_be_there():
 def test_a_linear_layer_on_images_is_answered_with_what_lacks():
     with pytest.raises(ValueError, match=r"\(16x8 and 64x10\); images and windows need nn\.Flatten\(\) before"):
         Task(nn.Linear(64, 10), (1, 8, 8), 10)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: ac.models.MLP(hidden=64), r"MLP: hidden=64 must be a tuple; write \(64,\)"),
+        (lambda: ac.models.CNN(widths=8), r"CNN: widths=8 must be a tuple; write \(8,\)"),
+        (lambda: ac.models.WindowCNN(widths=8), r"WindowCNN: widths=8 must be a tuple; write \(8,\)"),
+        (lambda: S.Corrupted(kinds="fog"), r"Corrupted: kinds='fog' must be a tuple; write \('fog',\)"),
+        (lambda: S.Blends(kinds="fog"), r"Blends: kinds='fog' must be a tuple; write \('fog',\)"),
+        (lambda: S.Mixture(parts=S.Original()), r"Mixture: parts=Original\(.*\) must be a tuple; write \(Original\("),
+        (lambda: ac.data.Digits(angles=90), r"Digits: angles=90 must be a tuple; write \(90,\)"),
+        (lambda: ac.data.Digits(held_out="sketch"), r"Digits: held_out='sketch' must be a tuple; write \('sketch',\)"),
+        (lambda: ac.data.Digits(split=0.8), r"Digits: split=0.8 must be three shares \(train, val, test\)"),
+    ],
+)
+def test_one_value_in_the_place_of_several_says_how_a_tuple_is_written(made, says):
+    with pytest.raises(ValueError, match=says):
+        made()
+
+
+def test_a_report_of_nothing_and_an_accuracy_of_no_row_say_what_there_is():
+    with pytest.raises(ValueError, match="report: no run is named; write for example ac.report"):
+        ac.report(out="report.html")
+    made = {"method": "fedavg", "adapter": "none", "stream": "original", "selection": "last", "accuracy": 0.5}
+    table = ac.Table((made, {**made, "adapter": "t3a"}))
+    assert table.accuracy(adapter="t3a") == 0.5
+    with pytest.raises(KeyError) as error:
+        table.accuracy(adapter="tent")
+    assert error.value.args[0] == (
+        "no row with selection='last', adapter='tent'; rows have selection last and adapter none, t3a"
+    )

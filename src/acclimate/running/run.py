@@ -319,6 +319,8 @@ def report(*runs: str | Path, out: str | Path, more: Mapping[str, str] | None = 
 
     Where `out` ends in .tex, .md or .csv, the table alone is written, of the round that `selection` names.
     """
+    if not runs:
+        raise ValueError("report: no run is named; write for example ac.report('runs/first', out='report.html')")
     ending = ending_of(out, selection)
     folders = [f for r in runs for f in store.find_runs(Path(r))]
     finished = [f for f in folders if f.finished]

@@ -38,6 +38,7 @@ class Corrupted(Corrupting):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.whole(self, "severity", 1, 5)
+        check.several(self, "kinds")
         unknown = [k for k in self.kinds if k not in ALL]
         if unknown or not self.kinds:
             raise check.FieldError(
@@ -133,6 +134,7 @@ class Mixture(Shift):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check.several(self, "parts")
         if not self.parts:
             raise ValueError("Mixture: parts must name at least one stream")
         for part in self.parts:
