@@ -244,6 +244,14 @@ def test_list_show_doctor(here):
     shown = here("show", "fedprox").stdout
     for word in ("Li et al., MLSys 2020", "mu: float = 0.1", ".batch = 32", "acclimate.methods.fedprox.FedProx"):
         assert word in shown
+    for name, says in (
+        ("tent.steps", "there is no 'tent.steps'; `acclimate show tent` has its fields; `acclimate list` names"),
+        ("method", "there is no 'method'; `acclimate list methods` has all of this kind; `acclimate list` names"),
+        ("data", "`acclimate list datasets` has all of this kind; "),
+        ("stream", "`acclimate list streams` has all of this kind; "),
+        ("fedprx", "there is no 'fedprx'; did you mean 'fedprox'"),
+    ):
+        assert says in here("show", name).stderr
     doctor = here("doctor").stdout
     for word in ("torch", "device", "data root", "flower", "pip install"):
         assert word in doctor

@@ -140,7 +140,15 @@ def test_data_without_clients_is_dealt_and_pictures_run_as_before(here):
         (
             ["data=table", "data.file=har.csv", "data.label=activity", "data.partition=iid", "data.clients=10"],
             "client 0 has 14 training examples, fewer than a batch (method.work.batch=32); set method.work.batch=14, "
-            "or use fewer clients (data.clients=10, of equal size at most 4)",
+            "or use fewer than 10 clients (data.clients), of equal size at most 4",
+        ),
+        (
+            ["data=digits", "data.clients=1", "data.fraction=0.01"],
+            "set method.work.batch=16, or give more examples, or m",
+        ),
+        (
+            ["data=digits", "data.clients=10", "data.fraction=0.01"],
+            "use fewer than 10 clients (data.clients), or more of the data than data.fraction=0.01",
         ),
         (["data=table", "data.file=har.csv"], "which column says the class? Set data.label="),
         (["data=table", "data.file=none.csv", "data.label=a"], "file='none.csv' is not there"),

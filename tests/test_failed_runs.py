@@ -50,7 +50,7 @@ def test_the_others_end_and_the_one_that_diverged_is_named(failed):
     runs = store.IndexFolder(path).runs()
     assert [(r / "results.json").exists() for r in runs] == [False, True] and runs[0].name == BAD
     assert list(error.failed) == [BAD] and error.failed[BAD].startswith(WHY)
-    assert "produced values that are not finite" in error.failed[BAD]
+    assert "produced values that are not finite; lower the learning rate, set method.work.clip" in error.failed[BAD]
     assert str(error).startswith(f"1 run failed:\n  {BAD}: {WHY}")
     assert str(error).endswith(f"\nto train them once more: acclimate resume {path} --again")
     assert {(r["method"], r["adapter"]) for r in error.table.rows} == {("fedavg", "none")}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import acclimate as ac
 from acclimate.adapters.fedtta import FedTTA as Adapt
 from acclimate.cli.join import join as join_command
-from acclimate.cli.join import samples
+from acclimate.cli.join import names_of, samples
 from acclimate.experiment import catalogue
 from acclimate.live import load_joined, load_live
 from acclimate.methods.fedtta import FedTTA
@@ -288,6 +288,20 @@ def test_samples_come_from_folders_of_images_and_arrays(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no images"):
         samples(tmp_path / "empty", (1, 8, 8))
+
+
+def test_one_image_is_one_sample_and_another_form_of_file_is_named(tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.fromarray(np.full((8, 8), 70, np.uint8)).save(tmp_path / "one.PNG")
+    assert samples(tmp_path / "one.PNG", (1, 8, 8)).tolist() == [[[[70] * 8] * 8]]
+    assert names_of(tmp_path / "one.PNG", 1) == ["one.PNG"]
+    with pytest.raises(ValueError, match=r"one.PNG: the model takes inputs of shape \(6,\)"):
+        samples(tmp_path / "one.PNG", (6,))
+    (tmp_path / "rows.json").write_text("[]")
+    with pytest.raises(
+        ValueError, match="rows.json ends in none of the known forms; it must be a folder of images, an"
+    ):
+        samples(tmp_path / "rows.json", (1, 8, 8))
 
 
 @pytest.mark.parametrize(("private", "part"), [(("head",), "head"), (("body",), "body")])

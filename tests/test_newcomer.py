@@ -110,11 +110,29 @@ def test_an_adapter_to_deploy_is_named_by_its_setting(typed, says):
         ("seeds=3", "seeds: Experiment has no 'seeds'; it is an option of the command line, written --seeds 3"),
         ("out=runs/x", "out: Experiment has no 'out'; it is an option of the command line, written -o FOLDER"),
         ("data.seeds=3", "data.seeds: Digits has no 'seeds'; did you mean 'seed'? "),
+        (
+            "streams.severity=3",
+            "streams.severity: no entry 'severity' to set a field of; did you mean 'streams.corrupted.s",
+        ),
+        (
+            "adapters.steps=3",
+            "adapters.steps: no entry 'steps' to set a field of; did you mean 'adapters.tent.steps'? all",
+        ),
+        (
+            "tent.steps=2",
+            "tent.steps: Experiment has no 'tent'; did you mean 'adapters.tent.steps', with adapters=tent? a",
+        ),
+        (
+            "fedprox.mu=1",
+            "fedprox.mu: Experiment has no 'fedprox'; did you mean 'method.mu', with method=fedprox? allowed",
+        ),
+        ("adapters=", "adapters: Experiment: adapters=() must name at least one; use 'none' for no adaptation"),
+        ("streams=", "streams: Experiment: streams=() must name at least one"),
     ],
 )
 def test_an_option_that_is_typed_as_a_setting(typed, says):
     with pytest.raises(ConfigError) as error:
-        expand([typed])
+        expand([typed, "rounds=3"])
     assert str(error.value).startswith(says)
 
 
@@ -131,6 +149,12 @@ def test_a_live_folder_is_no_run_and_a_folder_of_runs_no_live_folder(tmp_path):
     (live / "live.json").write_text("{}")
     with pytest.raises(store.RunError, match="client-0 is a live model, and no run folder; name the run that it was d"):
         ac.load(live)
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "tune.json").write_text("{}")
+    with pytest.raises(
+        store.RunError, match="search is a search, and no run folder; run what it found: acclimate run -c"
+    ):
+        ac.load(tmp_path / "search")
     with pytest.raises(store.RunError, match="runs holds no live model itself; there are some in .*runs/mine/live$"):
         found([tmp_path / "runs"])
     assert found([tmp_path / "runs" / "mine"]) == [live]
@@ -146,6 +170,9 @@ A, M, P, S = ac.adapters, ac.methods, ac.personal, ac.shifts
         ({"method": M.FedProx}, r"Experiment: method=FedProx must be a record such as FedProx\(\)"),
         ({"personal": "finetune"}, r"Experiment: personal='finetune' must be a record such as FineTune\(\)"),
         ({"backend": "serial"}, r"Experiment: backend='serial' must be a record such as Serial\(\)"),
+        ({"method": M.FedAvg(opt="adam")}, r"Experiment.method: opt='adam' must be a record such as Adam\(\)"),
+        ({"method": M.FedAvg(work=5)}, r"Experiment.method: work=5 must be a record such as Work\(\)"),
+        ({"adapters": (A.Guarded(A.Tent),)}, r"Experiment.adapters: adapter=Tent must be a record such as Tent\(\)"),
         ({"adapters": A.Tent()}, r"Experiment: adapters=Tent\(.* must be a tuple of records, \(Tent\(\.\.\.\),\)"),
         ({"adapters": ("tent",)}, r"Experiment: adapters='tent' must be a record such as Tent\(\)"),
         ({"adapters": [A.Tent]}, r"Experiment: adapters=Tent must be a record such as Tent\(\)"),
@@ -172,6 +199,8 @@ def test_what_is_tested_and_which_client_is_asked_for_must_be_there():
             data=ac.data.Digits(clients=2), model=ac.models.MLP(hidden=(4,)), rounds=1, backend=ac.backends.Serial()
         )
     )
+    with pytest.raises(ValueError, match=r"deploy: .*; choose another adapter, such as NoAdapt\(\) \(adapters=none\)$"):
+        fit.deploy(0, A.THE())
     for given, says in (
         ({"adapters": A.Tent()}, "evaluate: adapters=Tent.* must be a tuple of records"),
         ({"adapters": ["tent"]}, "evaluate: adapters='tent' must be a record such as Tent"),
@@ -201,3 +230,35 @@ def test_what_is_tested_and_which_client_is_asked_for_must_be_there():
 def test_a_linear_layer_on_images_is_answered_with_what_lacks():
     with pytest.raises(ValueError, match=r"\(16x8 and 64x10\); images and windows need nn\.Flatten\(\) before"):
         Task(nn.Linear(64, 10), (1, 8, 8), 10)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: ac.models.MLP(hidden=64), r"MLP: hidden=64 must be a tuple; write \(64,\)"),
+        (lambda: ac.models.CNN(widths=8), r"CNN: widths=8 must be a tuple; write \(8,\)"),
+        (lambda: ac.models.WindowCNN(widths=8), r"WindowCNN: widths=8 must be a tuple; write \(8,\)"),
+        (lambda: S.Corrupted(kinds="fog"), r"Corrupted: kinds='fog' must be a tuple; write \('fog',\)"),
+        (lambda: S.Blends(kinds="fog"), r"Blends: kinds='fog' must be a tuple; write \('fog',\)"),
+        (lambda: S.Mixture(parts=S.Original()), r"Mixture: parts=Original\(.*\) must be a tuple; write \(Original\("),
+        (lambda: ac.data.Digits(angles=90), r"Digits: angles=90 must be a tuple; write \(90,\)"),
+        (lambda: ac.data.Digits(held_out="sketch"), r"Digits: held_out='sketch' must be a tuple; write \('sketch',\)"),
+        (lambda: ac.data.Digits(split=0.8), r"Digits: split=0.8 must be three shares \(train, val, test\)"),
+    ],
+)
+def test_one_value_in_the_place_of_several_says_how_a_tuple_is_written(made, says):
+    with pytest.raises(ValueError, match=says):
+        made()
+
+
+def test_a_report_of_nothing_and_an_accuracy_of_no_row_say_what_there_is():
+    with pytest.raises(ValueError, match="report: no run is named; write for example ac.report"):
+        ac.report(out="report.html")
+    made = {"method": "fedavg", "adapter": "none", "stream": "original", "selection": "last", "accuracy": 0.5}
+    table = ac.Table((made, {**made, "adapter": "t3a"}))
+    assert table.accuracy(adapter="t3a") == 0.5
+    with pytest.raises(KeyError) as error:
+        table.accuracy(adapter="tent")
+    assert error.value.args[0] == (
+        "no row with selection='last', adapter='tent'; rows have selection last and adapter none, t3a"
+    )

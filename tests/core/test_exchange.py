@@ -1,6 +1,7 @@
 """Clients that exchange while they adapt: what crosses, who counts, and that nothing changes where nothing does."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -132,6 +133,23 @@ def test_clients_whose_stream_has_ended_neither_send_nor_count():
     assert heard == [5, 4, 2, 2]
     assert found["exchanged"].tolist() == [4 * 12, 2 * 12, 12, 4 * 12, 2 * 12, 0]
     assert served(Idle(), sizes=(40, 8, 8))["exchanged"].tolist() == [0, 0, 0]
+
+
+@dataclass(frozen=True)
+class Chosen(Exchanging):
+    """A user's own adapter, which checks nothing itself."""
+
+    kind: Literal["near", "far"] = "near"
+
+
+def test_choices_of_every_exchanging_adapter_are_checked():
+    with pytest.raises(ValueError, match="Chosen: kind='nera' must be one of 'near', 'far'"):
+        Chosen("nera")
+    for record in (Together, BNTogether):
+        with pytest.raises(ValueError, match=f"{record.__name__}: weights='all' must be one of"):
+            record(weights="all")
+        with pytest.raises(ValueError, match=f"{record.__name__}: temperature=0.0 must be a finite number above 0"):
+            record(temperature=0.0)
 
 
 @dataclass(frozen=True)

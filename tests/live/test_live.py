@@ -172,6 +172,12 @@ def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened(tmp_path):
     assert len(list((tmp_path / "me").iterdir())) == 3
     with pytest.raises(RunError, match="holds a live model"):
         live.save(tmp_path / "me")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    with pytest.raises(RunError, match="run holds a run; choose another folder for the live model"):
+        live.save(tmp_path / "run", overwrite=True)
+    (tmp_path / "me" / "config.json").write_text("{}")  # as an earlier version allowed
+    live.save(tmp_path / "me", overwrite=True)
 
 
 @pytest.mark.parametrize(

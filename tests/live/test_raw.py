@@ -290,6 +290,39 @@ def test_a_server_takes_columns_as_tensors(fit, tmp_path):
     ]
 
 
+def test_a_model_whose_data_refuses_what_is_missing_refuses_it_too(visits, tmp_path):
+    """Live, from its folder, of a file and over HTTP. Folders of before say nothing of it, and fill."""
+    whole = [[*row[:1], row[1] or "40", row[2].replace("NA", "no"), *row[3:]] for row in rows()]
+    record = data.Table(
+        file=str(write(tmp_path / "whole.csv", NAMES, whole)), label="outcome", client="site", missing="refuse"
+    )
+    fit = fit_of(record, ac.models.MLP(hidden=(8,)))
+    live = fit.deploy(0, ac.adapters.NoAdapt())
+    live.save(tmp_path / "live")
+    good = {"age": [31.5, 40], "smokes": ["yes", "often"], "code": ["x", "1"], "weight": [60.0, 71.5]}
+    why = "and the model's data was read with data.missing=refuse; fill what is missing first"
+    for again in (live, ac.load_live(tmp_path / "live")):
+        assert again.predict(good).shape == (2, 2)
+        with pytest.raises(
+            ValueError, match=f"live: the column 'age' has no value in 1 row, the first .* row 2, {why}"
+        ):
+            again({**good, "age": [31.5, None]})
+    with pytest.raises(ValueError, match="here: the column 'smokes' has no value in 2 rows, the first of them row 1"):
+        live.raw.of({**good, "smokes": ["NA", ""]}, "here")
+    with pytest.raises(ValueError, match="visits.csv: the column 'age' has no value in"):
+        live.raw.file(visits)
+    inputs = [tensor(n, "BYTES" if n in ("smokes", "code") else "FP64", v) for n, v in good.items()]
+    gap = [tensor("age", "FP64", [None, 40]), *inputs[1:]]
+    first, second, _ = asked(fit, tmp_path / "served", {"inputs": inputs}, {"inputs": gap})
+    assert probabilities(first).shape == (2, 2) and second.status_code == 400
+    assert second.json()["error"] == (f"inputs: the column 'age' has no value in 1 row, the first of them row 1, {why}")
+    card = live.raw.card()
+    assert card.pop("missing") == "refuse"
+    assert np.isfinite(of_card(card).of({**good, "age": [31.5, None]}, "here")).all()
+    arrays = data.of(np.random.default_rng(0).random((60, 2)), [0, 1] * 30, clients=2, missing="refuse")
+    assert arrays.raw(arrays.world(), 0).refuses
+
+
 def test_columns_that_cannot_be_are_refused(fit, tmp_path):
     whole = {
         "age": ("FP64", [31.5]),

@@ -86,6 +86,8 @@ def test_csv_has_a_line_per_seed():
 def test_a_selection_and_an_ending_that_there_are_not_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="selection='best' must be one of last, validation"):
         saved(collect(three()), ".tex", "best")
+    with pytest.raises(ValueError, match="selection='best' must be one of last, validation"):
+        ac.report(tmp_path, out="report.html", selection="best")
     with pytest.raises(ValueError, match=r"out='t.pdf' must end in .html, .csv, .md or .tex"):
         ac.report(tmp_path, out="t.pdf")
 

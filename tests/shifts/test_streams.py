@@ -121,6 +121,9 @@ def test_natural_refuses_what_does_not_fit():
         Natural().build(WORLD, KEY)
     with pytest.raises(ValueError, match=r"has inputs \(3, 16, 16\), the clients' are \(3, 20, 20\)"):
         Natural(source=Pictures()).build(Digits(side=20).world(0), KEY)
+    absent = ac.data.CIFAR10_1(root="nowhere")
+    with pytest.raises(FileNotFoundError, match="^Natural: CIFAR10_1: .*is named by streams.natural.source=NAME$"):
+        Natural(source=absent).build(WORLD, KEY)
 
 
 def test_natural_names_the_classes_that_the_other_set_lacks():
@@ -176,8 +179,10 @@ def test_unseen_domains_are_seen_by_all_and_trained_on_by_none():
     assert all(sorted(whole.own(c).tolist()) == sorted(world.held.tolist()) for c in range(2))
     parts = UnseenDomain(shared=False).build(world, KEY).shards
     assert sorted(torch.cat([parts.own(0), parts.own(1)]).tolist()) == sorted(world.held.tolist())
-    with pytest.raises(ValueError, match="no domain is held out"):
+    with pytest.raises(ValueError, match="no domain is held out; the data has one alone$"):
         UnseenDomain().build(WORLD, KEY)
+    with pytest.raises(ValueError, match="no domain is held out; set data.held_out, for example data.held_out=faded$"):
+        UnseenDomain().build(replace(data, held_out=(), clients=3).world(0), KEY)
 
 
 def test_newcomers_are_apart_from_everybody():

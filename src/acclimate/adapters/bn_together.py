@@ -60,7 +60,6 @@ class BNTogether(OnArrival):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.choices(self)
         check.positive(self, "temperature")
 
     @property

@@ -44,7 +44,6 @@ class FedCTTA(Around):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.whole(self, "noise", 1)
-        check.choices(self)
         check.positive(self, "temperature")
 
     @property

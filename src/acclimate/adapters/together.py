@@ -71,7 +71,6 @@ class Together(Around):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.choices(self)
         check.positive(self, "temperature")
 
     @property

@@ -11,6 +11,7 @@ import difflib
 import functools
 import json
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,16 @@ def details(name: str) -> str:
             return (
                 f"adapter {name}: `{inner}` with a guard around it, see `acclimate show guarded-tent`\n\n{found[inner]}"
             )
-        raise ValueError(f"there is no '{name}'; {near(name, list(found))}`acclimate list` names all that there is")
+        raise ValueError(f"there is no '{name}'; {_meant(name, found)}`acclimate list` names all that there is")
     return found[name]
+
+
+def _meant(name: str, found: Mapping[str, str]) -> str:
+    """What may have been meant by a name: a record that it is a field of, all records of a kind, or a near one."""
+    if name.partition(".")[0] in found:
+        return f"`acclimate show {name.partition('.')[0]}` has its fields; "
+    kinds = KEYS | {form: kind for kind in read()["kinds"] for form in (kind, kind.removesuffix("s"))}
+    return f"`acclimate list {kinds[name]}` has all of this kind; " if name in kinds else near(name, list(found))
 
 
 def near(word: str, allowed: list[str]) -> str:

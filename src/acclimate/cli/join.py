@@ -30,8 +30,8 @@ def join(
     data: Annotated[
         Path,
         typer.Argument(
-            help="A folder of images, a CSV or Parquet file of rows or texts, a .txt file of texts, or an .npz "
-            "(array x) or .npy file of samples."
+            help="A folder of images or one image, a CSV or Parquet file of rows or texts, a .txt file of texts, or an "
+            ".npz (array x) or .npy file of samples."
         ),
     ],
     settings: Annotated[
@@ -125,13 +125,13 @@ def _model(experiment: Experiment, settings: list[str]) -> Architecture | int | 
 
 
 def samples(path: Path, shape: tuple[int, ...], raw: Raw | None = None) -> np.ndarray:
-    """The samples of a folder of images (at any depth), of a file of raw rows or texts, or of an array in a file."""
+    """The samples of a folder of images (at any depth), an image, a file of rows or texts, or an array in a file."""
     import numpy as np
 
     from ..data import formats, images
     from ..data.raw import FILES
 
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and path.suffix.lower() in images.SUFFIXES):
         found = _images(path)
         if not found:
             raise ValueError(f"{path}: has no images ({', '.join(images.SUFFIXES[:4])}, ...)")
@@ -140,10 +140,9 @@ def samples(path: Path, shape: tuple[int, ...], raw: Raw | None = None) -> np.nd
                 f"{path}: the model takes inputs of shape {shape}; give them as an .npz file with an array x"
             )
         return np.stack([images.decode(f, shape[1], shape[0], upright=True) for f in found])
+    kinds = "it must be a folder of images, an image, a file of rows or texts, or an .npz or .npy file"
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} does not exist; it must be a folder of images, a file of rows or texts, or an .npz or .npy file"
-        )
+        raise FileNotFoundError(f"{path} does not exist; {kinds}")
     if path.suffix.lower() in FILES:
         if raw is None:
             raise ValueError(
@@ -151,6 +150,8 @@ def samples(path: Path, shape: tuple[int, ...], raw: Raw | None = None) -> np.nd
                 "give them as an .npz file with an array x"
             )
         return raw.file(path)
+    if path.suffix.lower() not in (".npy", ".npz"):
+        raise ValueError(f"{path} ends in none of the known forms; {kinds}")
     x = np.asarray(formats.npy(path)) if path.suffix == ".npy" else formats.npz(path, ("x",))["x"]
     return images.channels_first(x, f"{path}: x") if x.dtype == np.uint8 and x.ndim in (3, 4) else x
 
@@ -158,14 +159,20 @@ def samples(path: Path, shape: tuple[int, ...], raw: Raw | None = None) -> np.nd
 def _images(folder: Path) -> list[Path]:
     from ..data import images
 
+    if folder.is_file():
+        return [folder]
     return sorted(f for f in folder.rglob("*") if f.suffix.lower() in images.SUFFIXES and not f.name.startswith("."))
 
 
 def names_of(path: Path, count: int) -> list[str]:
     """What samples are called: files by their path in the folder, rows of a file by their number."""
-    if not path.is_dir():
+    from ..data import images
+
+    alone = path.suffix.lower() in images.SUFFIXES
+    if not path.is_dir() and not alone:
         return list(map(str, range(count)))
-    names = (os.fsencode(f.relative_to(path).as_posix()) for f in _images(path))
+    folder = path if path.is_dir() else path.parent
+    names = (os.fsencode(f.relative_to(folder).as_posix()) for f in _images(path))
     return [name.decode("utf-8", "replace") for name in names]  # a name may be in no encoding at all
 
 

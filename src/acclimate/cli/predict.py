@@ -24,8 +24,8 @@ def predict(
     data: Annotated[
         Path,
         typer.Argument(
-            help="A folder of images, a CSV or Parquet file of rows or texts, a .txt file of texts, or an .npz "
-            "(array x) or .npy file of samples."
+            help="A folder of images or one image, a CSV or Parquet file of rows or texts, a .txt file of texts, or an "
+            ".npz (array x) or .npy file of samples."
         ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The CSV file.")] = Path("answers.csv"),

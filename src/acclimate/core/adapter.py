@@ -131,6 +131,7 @@ class Exchanging(Adapter):
 
     def __post_init__(self) -> None:
         check.whole(self, "every", 1)
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:

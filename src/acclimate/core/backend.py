@@ -31,7 +31,7 @@ class NonFinite(ArithmeticError):
         where = f" with seed(s) {', '.join(map(str, seeds))}" if seeds else ""
         super().__init__(
             f"round {round}: client(s) {who}{where} produced values that are not finite; "
-            "lower the learning rate, set work.clip, or look at that client's data"
+            "lower the learning rate, set method.work.clip, or look at that client's data"
         )
 
 

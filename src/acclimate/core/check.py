@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Literal, TypeVar
@@ -92,6 +92,15 @@ def one_of(record: Any, field: str, allowed: Sequence[Any]) -> None:
     """The field is one of the allowed values."""
     if getattr(record, field) not in allowed:
         _fail(record, field, "one of " + ", ".join(repr(a) for a in allowed))
+
+
+def several(record: Any, *fields: str) -> None:
+    """The fields are tuples, or what becomes one, not a single value; of a text every letter would be one."""
+    for field in fields:
+        value = getattr(record, field)
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            said = f"{value!r}"[:60]
+            raise FieldError(f"{type(record).__name__}: {field}={said} must be a tuple; write ({said},)", field)
 
 
 def choices(record: Any) -> None:

@@ -61,6 +61,7 @@ class Dataset:
         check.whole(self, "new_clients", 0)
         if self.seed is not None:
             check.whole(self, "seed", 0)
+        check.several(self, "held_out", "angles", "new_angles", "mean", "std")
         check.all_finite(self, "angles", "new_angles", "mean", "std")
         if not 0 < self.fraction <= 1:
             raise check.FieldError(f"{name}: fraction={self.fraction} must be above 0 and at most 1", "fraction")
@@ -263,10 +264,11 @@ def _per_channel(record: Dataset, field: str, channels: int) -> tuple[float, ...
     )
 
 
-def _are_shares(split: tuple[float, float, float]) -> bool:
+def _are_shares(split: object) -> bool:
     """Whether these are three shares, some of them for training."""
-    three = len(split) == 3 and min(split) >= 0 and split[0] > 0
-    return three and abs(sum(split) - 1) <= 1e-6  # which NaN is not
+    if not isinstance(split, tuple | list) or len(split) != 3:
+        return False
+    return min(split) >= 0 and split[0] > 0 and bool(abs(sum(split) - 1) <= 1e-6)  # which NaN is not
 
 
 def _cut(rows: Tensor, shares: tuple[float, float, float], key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:

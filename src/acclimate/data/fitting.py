@@ -96,11 +96,15 @@ class Filled(Measured):
 
     missing: Missing = check.later("mark")
     """What becomes of a missing number. `mark`: the median of the training rows, and an input that says where it was
-    missing; `median` or `mean`: that of the training rows alone; `refuse`: an error. A missing word is all zeros, and
-    refused with `refuse` alone."""
+    missing; `median` or `mean`: that of the training rows alone; `refuse`: an error, also of a live model that meets
+    one. A missing word is all zeros, and refused with `refuse` alone."""
 
     def _missing(self) -> Missing:
         return self.missing
+
+    def raw(self, world: World, client: int | None) -> Raw | None:
+        found = super().raw(world, client)
+        return replace(found, refuses=self.missing == "refuse") if isinstance(found, RawRows) else found
 
     def _refuse_missing(self, column: str, gone: np.ndarray, where: str) -> None:
         """An error that names a column which lacks cells, where that is asked for."""

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from ..ops import text as text_ids
+from ..ops.layout import counted
 from . import columns, dates
 from .delimited import MISSING, number
 from .tokenizing import Tokenizing
@@ -28,6 +29,8 @@ class RawRows:
     """What each input stands for, and what a missing number is filled with."""
     scale: Scale | None = None
     """The client's own mean and deviation, where its rows are scaled by these and not in the model."""
+    refuses: bool = False
+    """Whether a missing cell is refused, as the model's data had it (`data.missing=refuse`)."""
 
     @property
     def columns(self) -> dict[str, str]:
@@ -43,6 +46,8 @@ class RawRows:
         words = {n: [f.word for f in self.features if f.column == n] for n, k in self.columns.items() if k == "word"}
         read = {n: readers[k](given[n], n, where) for n, k in self.columns.items() if k in readers}
         read |= {n: _words(given[n], known) for n, known in words.items()}
+        if self.refuses:
+            _refuse_missing(read, where)
         with np.errstate(over="ignore"):
             for i, feature in enumerate(self.features):
                 x[:, i] = _input(feature, read[feature.column])
@@ -60,7 +65,8 @@ class RawRows:
 
     def card(self) -> dict[str, Any]:
         """As JSON."""
-        found = {"rows": [list(f) for f in self.features]}
+        found: dict[str, Any] = {"rows": [list(f) for f in self.features]}
+        found |= {"missing": "refuse"} if self.refuses else {}
         return found if self.scale is None else {**found, "scale": [list(v) for v in self.scale]}
 
 
@@ -153,7 +159,7 @@ def of_card(card: Mapping[str, Any] | None) -> Raw | None:
     scale = Scale(*map(tuple, card["scale"])) if "scale" in card else None
     if "windows" in card:
         return RawWindows(tuple(card["windows"]["sensors"]), card["windows"]["window"], scale)
-    return RawRows(tuple(Feature(*f) for f in card["rows"]), scale)
+    return RawRows(tuple(Feature(*f) for f in card["rows"]), scale, card.get("missing") == "refuse")
 
 
 def _check(names: Sequence[Any], wanted: Sequence[str], where: str) -> None:
@@ -247,6 +253,16 @@ def _word(value: Any, known: Sequence[str]) -> str:
     elif isinstance(value, int | float) and abs(value) < 1e15 and value == int(value):
         forms += [str(int(value)), str(float(value))]
     return next((form for form in forms if form in known), forms[0])
+
+
+def _refuse_missing(read: Mapping[str, np.ndarray], where: str) -> None:
+    """An error that names the first column that lacks cells."""
+    for name, values in read.items():
+        gone = np.equal(values, "") if values.dtype == object else np.isnan(values)
+        if gone.any():
+            rows = f"{counted(int(gone.sum()), 'row')}, the first of them row {int(gone.argmax()) + 1}"
+            why = "the model's data was read with data.missing=refuse; fill what is missing first"
+            raise ValueError(f"{where}: the column {name!r} has no value in {rows}, and {why}")
 
 
 def _input(feature: Feature, values: np.ndarray) -> np.ndarray:

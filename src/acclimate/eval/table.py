@@ -68,7 +68,10 @@ class Table:
         """The mean accuracy of the rows that match, at the last round unless told; an error where there are none."""
         rows = self.where(selection=selection, **fields).rows
         if not rows:
-            raise KeyError(f"no row with {fields}")
+            asked = {"selection": selection, **fields}
+            there = {f: ", ".join(dict.fromkeys(str(r.get(f)) for r in self.rows)) for f in asked}
+            said = ", ".join(f"{f}={v!r}" for f, v in asked.items())
+            raise KeyError(f"no row with {said}; rows have {' and '.join(f'{f} {v}' for f, v in there.items())}")
         return sum(r["accuracy"] for r in rows) / len(rows)
 
     def streams(self) -> list[str]:

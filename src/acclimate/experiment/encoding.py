@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core import check
 from ..core.check import LATER
-from . import labels, limits, names
+from . import kinds, labels, limits, names
 
 
 class ConfigError(ValueError):
@@ -180,6 +180,9 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
     if value is not None and all(o in (bool, int, float, str) for o in options) and type(value) not in options:
         words = " or ".join(o.__name__ for o in options)
         raise ConfigError(f"{where}: {limits.shown(value)} must be of type {words}")
+    if isinstance(value, str | int | float | type) and all(dataclasses.is_dataclass(o) for o in options):
+        owner, _, field = where.rpartition(".")
+        kinds.one(owner, field, value, options[0])
     return value
 
 

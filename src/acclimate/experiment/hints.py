@@ -16,6 +16,8 @@ log = logging.getLogger("acclimate")
 FIELDS = {"method": "method", "personal": "personal", "adapter": "adapters", "model": "model", "data set": "data"}
 FIELDS |= {"stream": "streams", "backend": "backend", "filter": "filters"}
 """The fields of an experiment that hold a record, by the kind of the record."""
+SEVERAL = ("adapters", "streams", "filters")
+"""The fields that hold several records, of which each is addressed by its name."""
 
 OPTIONS = {"seeds": "--seeds 3", "out": "-o FOLDER", "config": "-c FILE", "overwrite": "--overwrite", "quiet": "-q"}
 OPTIONS |= {"track": "--track tensorboard", "trust": "--trust", "json": "--json"}
@@ -72,6 +74,28 @@ def having(key: str) -> str:
     found = [n for n, r in kind.entries.items() if name in {f.name for f in _fields(r)}] if kind and name else []
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
     return f"it is a field of {part}={', '.join(found[:5])}{more}; " if found else ""
+
+
+def addressed(key: str) -> str:
+    """How a field is written that was looked for under its record's own name: `tent.steps` as `adapters.tent.steps`."""
+    word, _, field = key.partition(".")
+    kind = next((k for k in catalogue.KINDS if k.name in FIELDS and field and word in k.entries), None)
+    if kind is None:
+        return ""
+    part = FIELDS[kind.name]
+    path = f"{part}.{word}" if part in SEVERAL else part
+    return f"did you mean '{path}.{field}', with {part}={word}? "
+
+
+def inside(records: Sequence[Any], name: str, key: str) -> str:
+    """The field of an entry that was meant where no entry has this name: `streams.severity`; then the entries."""
+    entries = {labels.name(r): r for r in records}
+    return meant(below(entries, name, key.partition(name)[0])) + catalogue.nearest(name, list(entries))
+
+
+def meant(settings: Sequence[str]) -> str:
+    """A question for the first two of them; nothing where there is none."""
+    return f"did you mean {' or '.join(map(repr, settings[:2]))}? " if settings else ""
 
 
 def _fields(record: Any) -> tuple[dataclasses.Field[Any], ...]:

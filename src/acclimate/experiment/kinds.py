@@ -36,5 +36,6 @@ def _call(value: Any, base: type) -> str:
     kind = catalogue.kind_of(base)
     entries = kind.entries if kind else {}
     meant = entries.get(value) if isinstance(value, str) else None
-    last = list(entries.values())[-1] if entries else base
-    return f"{type(meant if meant is not None else last).__name__}()"
+    if not entries:
+        return f"{base.__name__}()"
+    return f"{type(meant if meant is not None else list(entries.values())[-1]).__name__}()"

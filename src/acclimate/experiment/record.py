@@ -118,9 +118,11 @@ class Experiment:
                     f"{self.cohort_size}; raise cohort or participation, or the number of clients, {self.data.clients}"
                 )
         if not self.adapters:
-            raise ValueError("Experiment: adapters=() must name at least one; use 'none' for no adaptation")
+            raise check.FieldError(
+                "Experiment: adapters=() must name at least one; use 'none' for no adaptation", "adapters"
+            )
         if not self.streams:
-            raise ValueError("Experiment: streams=() must name at least one")
+            raise check.FieldError("Experiment: streams=() must name at least one", "streams")
         if unknown := [s for s in self.select if s not in STRATEGIES]:
             raise check.FieldError(
                 f"Experiment: select={unknown[0]!r} is not possible; allowed: {', '.join(STRATEGIES)}", "select"

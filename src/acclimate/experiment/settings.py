@@ -225,7 +225,7 @@ def _meant(draft: _Draft, names: list[str], key: str, name: str) -> str:
     found = hints.below({n: _chosen(draft.get(n)) for n in names}, name, key.removesuffix(name))
     if told.startswith("did"):
         return told
-    return f"did you mean {' or '.join(map(repr, found[:2]))}? {told}" if found else hints.having(key) + told
+    return hints.meant(found) + told if found else (hints.having(key) or hints.addressed(key)) + told
 
 
 def _chosen(value: Any) -> Any:
@@ -271,7 +271,8 @@ def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, key: str
     drafts = [_drafted(i) for i in items]
     entries = [labels.name(d.record) for d in drafts]
     if path[0] not in entries:
-        raise NoSuchField(f"{key}: no entry '{path[0]}' to set a field of; {nearest(path[0], entries)}")
+        told = hints.inside([d.record for d in drafts], path[0], key)
+        raise NoSuchField(f"{key}: no entry '{path[0]}' to set a field of; {told}")
     if len(path) < 2:
         names = [f.name for f in dataclasses.fields(drafts[entries.index(path[0])].record)]
         raise ConfigError(f"{key}: set its fields instead, {key}.FIELD=...; allowed: {', '.join(names) or 'none'}")

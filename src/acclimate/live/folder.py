@@ -33,6 +33,8 @@ def write(folder: Path, card: Mapping[str, Any], trees: Mapping[str, Tree], over
     """Write a card and the trees that it names; what was there before is whole until the new one is."""
     if not overwrite and any((folder / name).exists() for name in (CARD, JOINED_CARD)):
         raise store.RunError(f"{folder} holds a live model; pass overwrite, or choose another folder")
+    if store.holds_run(folder) and not (folder / CARD).exists():  # earlier versions wrote one there
+        raise store.RunError(f"{folder} holds a run; choose another folder for the live model")
     with store.locked(folder, "command"):  # another writer would delete files that this card is about to name
         return _whole(folder, card, trees)
 

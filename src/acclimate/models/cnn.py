@@ -35,6 +35,7 @@ class CNN:
         check.at_least(self, "groups", 1)
         check.whole(self, "padding", 0)
         check.within(self, "dropout", 0.0, 0.999)
+        check.several(self, "widths")
         if not self.widths or min(self.widths) < 1:
             raise check.FieldError(
                 f"CNN: widths={self.widths!r} must name at least one layer of at least one channel", "widths"

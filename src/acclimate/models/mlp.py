@@ -24,6 +24,7 @@ class MLP:
         check.choices(self)
         check.at_least(self, "groups", 1)
         check.within(self, "dropout", 0.0, 0.999)
+        check.several(self, "hidden")
         if not self.hidden or min(self.hidden) < 1:
             raise check.FieldError(
                 f"MLP: hidden={self.hidden!r} must name at least one layer of at least one unit", "hidden"

@@ -31,6 +31,7 @@ class WindowCNN:
         check.within(self, "dropout", 0.0, 0.999)
         if self.kernel % 2 == 0:
             raise check.FieldError(f"WindowCNN: kernel={self.kernel} must be odd: a reading is in the middle", "kernel")
+        check.several(self, "widths")
         if not self.widths or min(self.widths) < 1:
             raise check.FieldError(
                 f"WindowCNN: widths={self.widths!r} must name at least one layer of at least one channel", "widths"

@@ -7,9 +7,10 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..ops import layout
-from .board import Board, BoardRow
+from .board import SELECTIONS, Board, BoardRow
 from .sections.headline import PER_SEED
 from .style import deviation, mean, num
 
@@ -17,6 +18,16 @@ ENDINGS = (".csv", ".md", ".tex")
 """What the table can be written as."""
 SPECIAL = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
 SPECIAL |= {c: f"\\{c}" for c in "{}$&#%_"}
+
+
+def ending_of(out: str | Path, selection: str) -> str:
+    """How the file of a report ends; an error where nothing is written so, or `selection` is none that runs have."""
+    ending = Path(out).suffix.lower()
+    if ending not in (*ENDINGS, ".html", ".htm", ""):
+        raise ValueError(f"out={str(out)!r} must end in .html, {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+    if selection not in SELECTIONS:
+        raise ValueError(f"selection={selection!r} must be one of {', '.join(SELECTIONS)}")
+    return ending
 
 
 @dataclass

@@ -203,7 +203,10 @@ def check_sizes(experiment: Experiment, world: World) -> None:
                 least, enough = min(map(len, world.train)), sum(map(len, world.train)) // work.batch
                 few = f", of equal size at most {enough}" if 1 < enough < world.clients else ""
                 smaller = f"set {where}.batch={least}, or " if least > 1 else ""  # batch norm cannot do with one
-                remedy = f"use fewer clients (data.clients={world.clients}{few})"
+                many = world.clients > 1
+                remedy = f"use fewer than {world.clients} clients (data.clients){few}" if many else "give more examples"
+                if experiment.data.fraction < 1:
+                    remedy += f", or more of the data than data.fraction={experiment.data.fraction:g}"
                 if isinstance(experiment.data.partition, ByClient) and world.examples.users is not None:
                     remedy = "leave out clients of few examples (data.partition=natural-users, data.partition.floor=20)"
                 name = world.client_names[c] if world.client_names else str(c)

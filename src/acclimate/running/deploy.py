@@ -129,7 +129,7 @@ def _chosen(fit: Trained, worker: Worker, model: Tree, adapter: Adapter | None) 
     able = [a for a, reason in reasons.items() if reason is None]
     if not able:
         known = "; ".join(dict.fromkeys(r for r in reasons.values() if r))
-        raise ValueError(f"deploy: {known}; choose another adapter=, such as NoAdapt()")
+        raise ValueError(f"deploy: {known}; choose another adapter, such as NoAdapt() (adapters=none)")
     return next((a for a in able if not isinstance(a, NoAdapt)), able[0])
 
 

@@ -24,7 +24,7 @@ from ..experiment import Experiment
 from ..ops.devices import device_of
 from ..reporting.board import collect
 from ..reporting.report import render
-from ..reporting.saved_table import ENDINGS, saved
+from ..reporting.saved_table import ENDINGS, ending_of, saved
 from ..reporting.strips import samples
 from . import failures
 from .build import Fit, Interrupted, build, check_mixed, cost_card
@@ -319,9 +319,9 @@ def report(*runs: str | Path, out: str | Path, more: Mapping[str, str] | None = 
 
     Where `out` ends in .tex, .md or .csv, the table alone is written, of the round that `selection` names.
     """
-    ending = Path(out).suffix.lower()
-    if ending not in (*ENDINGS, ".html", ".htm", ""):
-        raise ValueError(f"out={str(out)!r} must end in .html, {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+    if not runs:
+        raise ValueError("report: no run is named; write for example ac.report('runs/first', out='report.html')")
+    ending = ending_of(out, selection)
     folders = [f for r in runs for f in store.find_runs(Path(r))]
     finished = [f for f in folders if f.finished]
     if not finished:

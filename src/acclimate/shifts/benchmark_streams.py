@@ -38,6 +38,7 @@ class Corrupted(Corrupting):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.whole(self, "severity", 1, 5)
+        check.several(self, "kinds")
         unknown = [k for k in self.kinds if k not in ALL]
         if unknown or not self.kinds:
             raise check.FieldError(
@@ -90,7 +91,10 @@ class Natural(Shift):
     def build(self, world: Federation, key: rng.Key) -> Stream:
         if self.source is None:
             raise ValueError("Natural: source must name a data set, for example data.CIFAR10_1()")
-        shifted = self.source.load()
+        try:
+            shifted = self.source.load()
+        except FileNotFoundError as e:
+            raise FileNotFoundError(f"Natural: {e}. Another set is named by streams.natural.source=NAME") from e
         x = as_fitted(shifted, world, f"Natural: {type(self.source).__name__}")
         if x.shape[1:] != world.examples.x.shape[1:]:
             raise ValueError(
@@ -130,6 +134,7 @@ class Mixture(Shift):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check.several(self, "parts")
         if not self.parts:
             raise ValueError("Mixture: parts must name at least one stream")
         for part in self.parts:

@@ -51,6 +51,7 @@ class Blends(Corrupting):
             check.whole(self, name, 1)
         check.within(self, "low", 0.0, 5.0)
         check.within(self, "high", self.low, 5.0)
+        check.several(self, "kinds")
         unknown = [k for k in self.kinds if k not in ALL]
         if unknown or len(set(self.kinds)) < max(2, len(self.kinds)):
             raise check.FieldError(

@@ -30,7 +30,9 @@ class UnseenDomain(Shift):
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         if not len(world.held):
-            raise ValueError("UnseenDomain: no domain is held out; set data.held_out, for example data.held_out=sketch")
+            *others, last = world.examples.domains
+            remedy = f"set data.held_out, for example data.held_out={last}" if others else "the data has one alone"
+            raise ValueError(f"UnseenDomain: no domain is held out; {remedy}")
         clients = len(world.test)
         rows = [shuffled(world.held, rng.fold(key, "unseen", c)) for c in range(clients)]
         if not self.shared:

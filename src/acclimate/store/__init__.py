@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import secrets
-from .files import RunError, SeveralRuns, json_text, read_json, reading, write
+from .files import RunError, SeveralRuns, holds_run, holds_search, json_text, read_json, reading, write
 from .lock import busy, locked
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
         RunFolder,
         find_runs,
         folder_names,
-        holds_run,
-        holds_search,
         next_free,
         refuse_overwrite,
         runs_below,
@@ -37,8 +35,6 @@ _NAMES = {
         "RunFolder",
         "find_runs",
         "folder_names",
-        "holds_run",
-        "holds_search",
         "next_free",
         "refuse_overwrite",
         "runs_below",

@@ -68,6 +68,26 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def holds_run(path: Path) -> bool:
+    """Whether a folder is that of a run, finished or not, or of several."""
+    return any((path / name).exists() for name in ("results.json", "config.json", "index.json"))
+
+
+def holds_search(path: Path) -> bool:
+    """Whether a folder is that of a search (`acclimate tune`), begun or finished."""
+    return any((path / name).exists() for name in ("tune.json", "journal.log"))
+
+
+def instead(path: Path) -> str:
+    """What a folder holds that is no run, and what to do; empty where it is none of these."""
+    if (path / "live.json").exists():
+        return "is a live model, and no run folder; name the run that it was deployed from"
+    if holds_search(path):
+        more = f"run what it found: acclimate run -c {path / 'best.toml'}; the same `acclimate tune` goes on with it"
+        return f"is a search, and no run folder; {more}"
+    return ""
+
+
 def read_text(path: Path) -> str:
     """The text of a file of a run folder, or an error that names it."""
     try:

@@ -25,6 +25,9 @@ from . import append, frozen
 from .files import (
     RunError,
     SeveralRuns,
+    holds_run,
+    holds_search,
+    instead,
     json_text,
     object_of,
     read_json,
@@ -112,8 +115,8 @@ class RunFolder:
         """The experiment that config.json describes; an error that names the runs, where this is a folder of them."""
         if not self.config.exists() and (runs := runs_below(self.path)):
             raise SeveralRuns(self.path, runs)
-        if not self.config.exists() and (self.path / "live.json").exists():
-            raise RunError(f"{self.path} is a live model, and no run folder; name the run that it was deployed from")
+        if not self.config.exists() and (other := instead(self.path)):
+            raise RunError(f"{self.path} {other}")
         return loads(read_text(self.config), str(self.config), **given)
 
     def checkpoint(self, state: State, training: str, last: bool = True) -> None:
@@ -238,16 +241,6 @@ class RunFolder:
             if not path.exists() or sha256(path) != digest:
                 how = "is damaged or was changed" if path.exists() else "is missing"
                 raise RunError(f"{path} {how} since the run was finished; restore it, or {AGAIN}")
-
-
-def holds_run(path: Path) -> bool:
-    """Whether a folder is that of a run, finished or not, or of several."""
-    return any((path / name).exists() for name in ("results.json", "config.json", "index.json"))
-
-
-def holds_search(path: Path) -> bool:
-    """Whether a folder is that of a search (`acclimate tune`), begun or finished."""
-    return any((path / name).exists() for name in ("tune.json", "journal.log"))
 
 
 def refuse_overwrite(path: Path, overwrite: bool) -> None:
