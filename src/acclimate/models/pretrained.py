@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import check
+from ..core.nn.depthwise import PureDepthwise2d
+from ..core.nn.layers import any_order
 from .encoders import Backbone, column, load
 
 
@@ -112,6 +114,7 @@ def _wide(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
 
 def trainable(module: nn.Module, momentum: float) -> nn.Module:
     """The encoder, changed in place to layers that the core can vectorise over clients, and that draw nothing."""
+    networks = []
     for name, layer in list(module.named_modules()):
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.momentum = momentum
@@ -120,6 +123,9 @@ def trainable(module: nn.Module, momentum: float) -> nn.Module:
         elif hasattr(layer, "_global_params"):  # EfficientNet
             layer._global_params = layer._global_params._replace(drop_connect_rate=0.0)
             layer._dropout = nn.Identity()  # stands before its own classifier, and would ask for keys
+            networks.append(layer)
+    for network in networks:  # of which nothing minds the order in memory
+        any_order(network, by_kernel=True)
     return module
 
 
@@ -148,5 +154,7 @@ class _Padded(nn.Module):
         self.conv, self.sides = conv, sides
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.conv, PureDepthwise2d):
+            return self.conv.padded(x, self.sides)
         y: Tensor = self.conv(F.pad(x, self.sides))
         return y

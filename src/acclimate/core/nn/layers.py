@@ -3,7 +3,7 @@
 torch's own batch norm writes its statistics in place and its dropout draws from a global generator; both are refused
 under `vmap`. `purify` swaps them for these, in a model of any shape: statistics are assigned (so `functional_call`
 hands them back), and masks are drawn from a key that `Task.apply` supplies. Convolutions, maximum pooling and norms
-become those of `core.conv`, `core.pool` and `core.norms`.
+become those of `core.conv`, `core.depthwise`, `core.pool` and `core.norms`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import rng
-from . import conv, dropout, linear, norms, pool, pooled
+from . import conv, depthwise, dropout, linear, norms, pool, pooled
 
 NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 """Layers whose affine parameters are the `norm` role of a task."""
@@ -235,6 +235,8 @@ def purify(module: nn.Module) -> tuple[str, ...]:
             layer.__class__ = linear.PureLinear
         elif conv.fits(layer):
             layer.__class__ = conv.PureConv2d
+        elif depthwise.fits(layer):
+            layer.__class__ = depthwise.PureDepthwise2d
         elif pool.fits(layer):
             layer.__class__ = pool.PureMaxPool2d
         elif isinstance(layer, _DropoutNd):
@@ -255,6 +257,9 @@ def purify(module: nn.Module) -> tuple[str, ...]:
 def _loosen(chain: list[nn.Module]) -> None:
     """Spare a copy between layers that are known not to mind the order in memory."""
     for i, layer in enumerate(chain):
+        if isinstance(layer, depthwise.PureDepthwise2d):
+            after = next((n for n in chain[i + 1 :] if not isinstance(n, nn.ReLU | nn.ReLU6)), None)
+            layer.loose_by_kernel |= isinstance(after, nn.Conv2d | PureBatchNorm | PureGroupNorm)
         if isinstance(layer, conv.PureConv2d | pool.PureMaxPool2d):
             rest = (n for n in chain[i + 1 :] if not isinstance(n, nn.ReLU | pool.PureMaxPool2d))
             after = next(rest, None)
@@ -266,8 +271,9 @@ def _loosen(chain: list[nn.Module]) -> None:
                 layer.loose = layer.turned or isinstance(after, PureGroupNorm)
 
 
-def any_order(module: nn.Module) -> None:
-    """Spare those copies after every convolution: for models of which nothing minds the order in memory."""
+def any_order(module: nn.Module, by_kernel: bool = False) -> None:
+    """Spare those copies after every convolution, or after those that kernels compute: for models of which nothing
+    minds the order in memory."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
-            layer.loose = True  # type: ignore[assignment]
+            setattr(layer, "loose_by_kernel" if by_kernel else "loose", True)
