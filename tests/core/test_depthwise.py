@@ -14,10 +14,13 @@ from torch.func import functional_call, grad, vjp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from acclimate.adapters import MBSL
+from acclimate.core import SGD, Task, Tree, rng, tree
 from acclimate.core.nn import depthwise, depthwise_kernels, kernels, trials
 from acclimate.core.nn.depthwise import PureDepthwise2d
 from acclimate.core.nn.depthwise_kernels import Window
 from acclimate.core.nn.layers import any_order, purify
+from acclimate.models import Pretrained
 from acclimate.models.pretrained import _Padded
 from by_kernel import every_shape_by_its_kernel  # noqa: F401
 
@@ -311,3 +314,46 @@ def test_a_network_of_such_blocks_copies_no_images_and_has_its_own_numbers(monke
         wanted = tree_leaves(of(plain.train())({n: p[c].double() for n, p in params.items()}, x[c].double()))
         for mine, theirs in zip(found, wanted, strict=True):
             near(mine[c], theirs, 1e-4, least=0.1)  # norms hide a part of what is before them
+
+
+class Encoder(nn.Module):
+    """Such blocks between a first convolution and a mean over places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.act = nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6()
+        self.blocks = nn.Sequential(Block(1), Block(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(self.act(self.norm(self.stem(x)))).mean((2, 3))
+
+
+@works
+def test_a_step_of_mbsl_is_the_same_with_kernels_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views are a map within that over clients, with weights that they share."""
+    torch.manual_seed(0)
+    task = Task(Pretrained(Encoder()), (3, 8, 8), 3)
+    any_order(task._skeleton("still"), by_kernel=True)
+    vars, adapter = task.init(rng.key(0)), MBSL(components=2, opt=SGD(lr=0.1))
+    clients = tree.map(lambda v: torch.stack((v, 1.1 * v)).to(HERE), vars)
+    x = (127 + 60 * drawn(2, 4, 3, 8, 8)).clamp(0, 255).to(torch.uint8).to(HERE)
+
+    def step(vars: Tree, x: Tensor) -> Tree:
+        zero, about = torch.zeros((), device=HERE), {"margin": torch.linspace(0, 1, 4, device=HERE)}
+        about |= {"taught": torch.eye(4, 3, device=HERE), "who": torch.arange(4, device=HERE), "x": x}
+        own = {"teacher": vars["params"], "student": vars["params"], "opt": adapter.opt.init(vars["params"])}
+        now = {**own, "grown": zero + 1, "j": zero}
+        predict = lambda model, x, mode: task.apply(model["vars"], x, mode)  # noqa: E731
+        return adapter._learn(predict, {"vars": vars}, now, {**about, "delta": zero + 0.5}, rng.key(1))["student"]
+
+    found, runs, seen, run = [], [], [], depthwise_kernels.correlate
+    monkeypatch.setattr(depthwise_kernels, "correlate", lambda *a: (runs.append(tuple(a[0].shape[:2])), run(*a))[1])
+    for without in ("", "depthwise"):
+        monkeypatch.setenv("ACCLIMATE_WITHOUT", without)
+        found.append(vmap(step)(clients, x))
+        seen.append(len(runs))
+    assert seen[0] == seen[1] and {(2, 4), (2, 8)} <= set(runs)
+    for name, mine in found[0].items():
+        moved, wanted = mine - clients["params"][name], found[1][name] - clients["params"][name]
+        near(moved, wanted.double(), 1e-3, least=1e-3)
+    assert any((found[0][n] - clients["params"][n]).abs().max() > 1e-3 for n in found[0] if "deep" in n)
