@@ -126,7 +126,30 @@ def trainable(module: nn.Module, momentum: float) -> nn.Module:
             networks.append(layer)
     for network in networks:  # of which nothing minds the order in memory
         any_order(network, by_kernel=True)
+        for block in (network, *network._blocks):
+            _activate(block)
     return module
+
+
+class _Active(nn.BatchNorm2d):
+    """Batch norm with the activation after it, so that both can be one pass: `purify` knows these by their names."""
+
+    act: nn.Module
+    drop: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        y: Tensor = self.act(super().forward(input))
+        return y
+
+
+def _activate(block: Any) -> None:
+    """Put ReLU6 into the norms of an EfficientNet's block, or of its ends, that it always follows."""
+    if type(block._swish) is not nn.ReLU6 or getattr(block, "has_se", False):
+        return
+    for name in ("_bn0", "_bn1"):
+        if type(layer := getattr(block, name, None)) is nn.BatchNorm2d:
+            layer.__class__, layer.act, layer.drop = _Active, nn.ReLU6(), nn.Identity()
+    block._swish = nn.Identity()
 
 
 def _usual(layer: Any) -> nn.Module:

@@ -83,12 +83,13 @@ class PureBatchNorm(_BatchNorm):
     def counted(self, input: Tensor, counts: Tensor) -> Tensor | None:
         """The output with statistics of the samples whose `counts` are not zero, by the kernels of `norms`; None where
         those do not serve. Running statistics stay."""
-        if type(self) is not PureBatchNorm or not norms.serves(input, self.weight, self.bias):
+        if type(self) not in (PureBatchNorm, ActiveBatchNorm) or not norms.serves(input, self.weight, self.bias):
             return None
         return norms.batch(input, self.weight, self.bias, self.eps, counts=counts)[0]
 
-    def at_once(self, input: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor | None:
-        """The output, a sum and ReLU after it included, by the kernels of `norms`; None where those do not serve."""
+    def at_once(self, input: Tensor, add: Tensor | None = None, relu: int = 0) -> Tensor | None:
+        """The output, a sum and ReLU after it included, by the kernels of `norms`; None where those do not serve. With
+        relu=6, ReLU6."""
         if self.prior or not norms.serves(input, self.weight, self.bias):
             return None
         given = not self.training and self.running_mean is not None and self.running_var is not None
@@ -188,12 +189,18 @@ def norm_relu(norm: nn.Module, x: Tensor, add: Tensor | None = None) -> Tensor:
 
 
 class ActiveBatchNorm(PureBatchNorm):
-    """Batch norm with dropout and activation in the same layer, as timm has it."""
+    """Batch norm with dropout and activation in the same layer, as timm has it; ReLU and ReLU6 are in one pass with it
+    where kernels serve."""
 
     act: nn.Module
     drop: nn.Module
 
     def forward(self, input: Tensor) -> Tensor:
+        relu = {nn.ReLU: 1, nn.ReLU6: 6}.get(type(self.act), 0) if type(self.drop) is nn.Identity else 0
+        if relu and self.normaliser is None and not self.act._forward_hooks:
+            self._check_input_dim(input)
+            if (done := self.at_once(input, relu=relu)) is not None:
+                return done
         out: Tensor = self.act(self.drop(super().forward(input)))
         return out
 
