@@ -39,6 +39,7 @@ import triton
 from federated import Round, dealt, task_of
 from harness import Context, Record, environment
 from pretend import DEVICE, Launch, Noted, moved, on_it, there
+from torch import nn
 from torch.func import vmap
 from workloads import WORKLOADS, fedthe, femnist, pfl, resnet, uneven
 
@@ -49,11 +50,19 @@ from acclimate.backends import Vmap
 from acclimate.backends.vmap.capture import tf32
 from acclimate.core import Personalizer, Protocol, Work, Worker, fit
 from acclimate.methods import FedAvg, FedTTA
-from acclimate.models import CNN, ViT
+from acclimate.models import CNN, Pretrained, ViT
 
 ROUNDS = ("fedavg-20", "perfedavg-20", "flute-femnist", "zipf", "pfl-cifar10", "resnet20-gn", "resnet20-bn", "resnet18")
 """Workloads of benchmarks/gpu.py whose rounds are noted, in every precision."""
-ENOUGH = ("perfedavg-20-tf32", "flute-femnist-tf32", "resnet20-bn-bf16", "vit-bf16", "lora-bf16", "memo")
+ENOUGH = (
+    "perfedavg-20-tf32",
+    "flute-femnist-tf32",
+    "resnet20-bn-bf16",
+    "separable-tf32",
+    "vit-bf16",
+    "lora-bf16",
+    "memo",
+)
 """Work that launches every kernel there is."""
 
 
@@ -100,6 +109,20 @@ def recorded_round() -> Round:
     """The round of benchmarks/recording.py."""
     method = FedAvg(work=Work(epochs=875 // recording.BATCHES, batch=recording.BATCH))
     return Round.of(task_of(CNN()), method, dealt([recording.BATCH * recording.BATCHES] * 20))
+
+
+def separable() -> Round:
+    """A round of a network of separable convolutions, with all sizes and steps of depthwise kernels."""
+
+    def block(a: int, b: int, kernel: int, step: int) -> list[nn.Module]:
+        deep = nn.Conv2d(a, a, kernel, step, kernel // 2, groups=a, bias=False), nn.BatchNorm2d(a), nn.ReLU6()
+        return [*deep, nn.Conv2d(a, b, 1, bias=False), nn.BatchNorm2d(b)]
+
+    sizes = ((32, 48, 3, 1), (48, 96, 3, 2), (96, 96, 5, 1), (96, 192, 5, 2))
+    layers = [layer for each in sizes for layer in block(*each)]
+    stem = nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()
+    model = Pretrained(nn.Sequential(*stem, *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    return Round.of(task_of(model), FedAvg(work=Work(epochs=1, batch=32)), dealt([64] * 20))
 
 
 def _cases() -> list[tuple[Any, Any, Any, int]]:
@@ -151,6 +174,7 @@ def works() -> dict[str, Callable[[], None]]:
     vit = task_of(ViT(patch=4, width=192, depth=2, heads=3))
     whole = Round.of(vit, FedAvg(work=Work(epochs=1, batch=32)), dealt([64] * 20))
     found |= {f"vit-{p}": lambda p=p: train(whole, p) for p in ("tf32", "bf16")}
+    found |= {f"separable-{p}": lambda p=p: train(separable(), p) for p in ("tf32", "bf16")}
     found |= {"lora-bf16": lambda: adapt(torch.bfloat16), "lora-fp32": lambda: adapt(None)}
     return found | {"adapters": lambda: serve(_cases()), "memo": lambda: serve(_cases()[-1:])}
 

@@ -147,19 +147,20 @@ def test_nested_maps_join_the_client_axis(kind: str) -> None:
                 near(m[i, j], t)
 
 
-@pytest.mark.parametrize("kind", ["batch", "given", "group"])
+@pytest.mark.parametrize(("kind", "relu"), [("batch", 1), ("given", 1), ("group", 1), ("batch", 6), ("given", 6)])
 @pytest.mark.parametrize("add", [False, True])
-def test_a_sum_and_relu_follow_in_the_same_pass(kind: str, add: bool) -> None:
+def test_a_sum_and_relu_follow_in_the_same_pass(kind: str, relu: int, add: bool) -> None:
     x, w, b, other, mean, var = made(SHAPES[0], last=True)
+    w = w if relu == 1 else 4 * w  # so that some reach 6
 
     def fused(x: Tensor, w: Tensor, b: Tensor, other: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        more = (other if add else None, True)
+        more = (other if add else None, relu)
         if kind == "group":
             return norms.group(x, w, b, 2, 1e-3, *more)
         return norms.batch(x, w, b, 1e-3, (mean, var) if kind == "given" else None, *more)[0]
 
     def apart(x: Tensor, w: Tensor, b: Tensor, other: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return F.relu(theirs(kind, x, w, b, mean, var) + (other if add else 0.0))
+        return (F.relu6 if relu == 6 else F.relu)(theirs(kind, x, w, b, mean, var) + (other if add else 0.0))
 
     def slopes(f):  # type: ignore[no-untyped-def]
         return grad(lambda x, w, b, o, m, v: f(x, w, b, o, m, v).sin().sum(), (0, 1, 2, 3) if add else (0, 1, 2))
@@ -170,6 +171,7 @@ def test_a_sum_and_relu_follow_in_the_same_pass(kind: str, add: bool) -> None:
 
     args = (x, w, b, other, mean, var)
     got = (vmap(fused)(*args), *vmap(slopes(fused))(*args), *vmap(twice(fused))(*args))
+    assert bool((got[0] == 6).any()) == (relu == 6)
     for c in range(CLIENTS):
         one = [t[c].double() for t in args]
         for m, t in zip(got, (apart(*one), *slopes(apart)(*one), *twice(apart)(*one)), strict=True):
@@ -261,3 +263,31 @@ def test_a_kernel_that_does_not_agree_is_left_out_with_a_warning(monkeypatch, ca
     true = torch.stack([F.batch_norm(x, None, None, w, b, True, 0.0, 1e-3) for x, w, b in each])
     torch.testing.assert_close(out, true, rtol=1e-4, atol=1e-4)
     assert len([r for r in caplog.records if "batch norm is left out" in r.message]) == 1
+
+
+class Active(nn.BatchNorm2d):
+    """Batch norm with an activation in it."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__(6)
+        self.act, self.drop = act, nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(super().forward(x))
+
+
+@pytest.mark.parametrize("act", [nn.ReLU6(), nn.ReLU(), nn.Tanh()], ids=lambda a: type(a).__name__)
+def test_an_activation_in_a_norm_is_in_its_pass_where_kernels_serve(act: nn.Module, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """And runs by itself where they do not, and where someone listens to it."""
+    layer = Active(act).to(HERE).requires_grad_(False)
+    purify(layer)
+    weight, x = torch.rand(2, 6, device=HERE) * 9, torch.randn(2, 5, 6, 3, 3, device=HERE)
+    wanted = [act(F.batch_norm(a, None, None, w, layer.bias, True, 0.0)) for w, a in zip(weight, x, strict=True)]
+    calls, heard, real = [], [], norms.batch
+    monkeypatch.setattr(norms, "batch", lambda *a: (calls.append(a[6]), real(*a))[1])
+    for _ in range(2):
+        y = vmap(lambda w, x: functional_call(layer, {"weight": w}, (x,))[0])(weight, x)
+        near(y, torch.stack(wanted)[:, 0].double())
+        layer.act.register_forward_hook(lambda *_: heard.append(1))
+    known = {nn.ReLU6: 6, nn.ReLU: 1}.get(type(act), 0)
+    assert heard == [1] and calls == ([known, 0] if KERNELS else [])

@@ -1,11 +1,15 @@
 """Pre-trained encoders that are trained on: the weights they start from, the inputs they see, and many at once."""
 
+from collections import namedtuple
+
 import pytest
 import torch
 from torch import nn
 from torch.func import grad, vmap
 
 from acclimate.core import Task, rng, tree
+from acclimate.core.nn.depthwise import PureDepthwise2d
+from acclimate.core.nn.layers import ActiveBatchNorm, PureBatchNorm
 from acclimate.models import MLP, Frozen, Pretrained, encoders, pretrained
 
 
@@ -132,3 +136,40 @@ def test_efficientnet_lite_trains_for_many_clients_as_for_one(lite):
         for part, whole in zip(alone, together, strict=True):
             largest = max(v.abs().max() for v in part.values())
             assert all((v - whole[name][c]).abs().max() < 1e-10 * largest for name, v in part.items())
+
+
+class Blocks(nn.Module):
+    """An EfficientNet by the names of its parts: a stem, two blocks of which one squeezes, an end."""
+
+    def __init__(self, squeezes=False, inner=True):
+        super().__init__()
+        self._global_params = namedtuple("Params", "drop_connect_rate")(0.2)
+        self._bn0, self._bn1, self._swish = nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.ReLU6()
+        self.conv, self.has_se = nn.Conv2d(3, 3, 3, 2, 1, groups=3, bias=False), squeezes
+        self._blocks = nn.ModuleList([Blocks(inner=False), Blocks(True, False)] if inner else [])
+
+    def forward(self, x):
+        x = self._swish(self._bn0(8 * x))
+        for block in self._blocks:
+            x = block(x)
+        x = self._swish(self._bn1(8 * self.conv(x)))
+        return x.mean((2, 3)) if self._blocks else self._swish(x - 1) if self.has_se else x
+
+
+def test_relu6_goes_into_the_norms_that_it_follows_and_changes_nothing():
+    encoder = Blocks().eval()
+    for norm in encoder.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.constant_(norm.weight, 4.0)
+    x = torch.rand(2, 3, 8, 8)
+    t = Task(Pretrained(encoder), (3, 8, 8), 5)
+    vars = t.init(rng.key(0))
+    assert torch.equal(t.apply(vars, x).features, encoder(x)) and torch.equal(t.module(vars)(x)[0], encoder(x))
+    ours = t._skeleton("eval").encoder
+    assert {type(n) for n in (ours._bn0, ours._bn1, ours._blocks[0]._bn0)} == {ActiveBatchNorm}
+    assert type(ours._blocks[1]._bn0) is PureBatchNorm and type(ours._blocks[1]._swish) is nn.ReLU6
+    assert {type(part.conv) for part in (ours, *ours._blocks)} == {PureDepthwise2d} and ours.conv.loose_by_kernel
+    assert list(vars["params"]) == [f"encoder.{n}" for n, _ in encoder.named_parameters()] + [
+        "head.weight",
+        "head.bias",
+    ]

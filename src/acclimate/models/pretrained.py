@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import check
+from ..core.nn.depthwise import PureDepthwise2d
+from ..core.nn.layers import any_order
 from .encoders import Backbone, column, load
 
 
@@ -112,6 +114,7 @@ def _wide(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
 
 def trainable(module: nn.Module, momentum: float) -> nn.Module:
     """The encoder, changed in place to layers that the core can vectorise over clients, and that draw nothing."""
+    networks = []
     for name, layer in list(module.named_modules()):
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.momentum = momentum
@@ -120,7 +123,33 @@ def trainable(module: nn.Module, momentum: float) -> nn.Module:
         elif hasattr(layer, "_global_params"):  # EfficientNet
             layer._global_params = layer._global_params._replace(drop_connect_rate=0.0)
             layer._dropout = nn.Identity()  # stands before its own classifier, and would ask for keys
+            networks.append(layer)
+    for network in networks:  # of which nothing minds the order in memory
+        any_order(network, by_kernel=True)
+        for block in (network, *network._blocks):
+            _activate(block)
     return module
+
+
+class _Active(nn.BatchNorm2d):
+    """Batch norm with the activation after it, so that both can be one pass: `purify` knows these by their names."""
+
+    act: nn.Module
+    drop: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        y: Tensor = self.act(super().forward(input))
+        return y
+
+
+def _activate(block: Any) -> None:
+    """Put ReLU6 into the norms of an EfficientNet's block, or of its ends, that it always follows."""
+    if type(block._swish) is not nn.ReLU6 or getattr(block, "has_se", False):
+        return
+    for name in ("_bn0", "_bn1"):
+        if type(layer := getattr(block, name, None)) is nn.BatchNorm2d:
+            layer.__class__, layer.act, layer.drop = _Active, nn.ReLU6(), nn.Identity()
+    block._swish = nn.Identity()
 
 
 def _usual(layer: Any) -> nn.Module:
@@ -148,5 +177,7 @@ class _Padded(nn.Module):
         self.conv, self.sides = conv, sides
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.conv, PureDepthwise2d):
+            return self.conv.padded(x, self.sides)
         y: Tensor = self.conv(F.pad(x, self.sides))
         return y

@@ -36,6 +36,8 @@ class PureConv2d(nn.Conv2d):
 
     loose: bool = False
     """Whether what follows takes the result in the order it was computed in, a pixel's channels side by side."""
+    loose_by_kernel: bool = False
+    """The same of what kernels compute; torch's own order stays where they do not serve, as on a CPU."""
     turned: bool = False
     """Whether what follows takes a result whose examples lie side by side in memory."""
 
@@ -56,7 +58,8 @@ class PureConv2d(nn.Conv2d):
         # squeeze, not [0]: the gradient of a selection is a copy into zeros
         y = _Convolve.apply(input.unsqueeze(0), weight.unsqueeze(0), geometry)[0].squeeze(0)
         y = y if bias is None else y + bias[:, None, None]
-        return y if self.loose or alone else y.contiguous()
+        free = self.loose or alone or (self.loose_by_kernel and kernels.takes(y))
+        return y if free else y.contiguous()
 
 
 def fits(layer: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 torch's own batch norm writes its statistics in place and its dropout draws from a global generator; both are refused
 under `vmap`. `purify` swaps them for these, in a model of any shape: statistics are assigned (so `functional_call`
 hands them back), and masks are drawn from a key that `Task.apply` supplies. Convolutions, maximum pooling and norms
-become those of `core.conv`, `core.pool` and `core.norms`.
+become those of `core.conv`, `core.depthwise`, `core.pool` and `core.norms`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import rng
-from . import conv, dropout, linear, norms, pool, pooled
+from . import conv, depthwise, dropout, linear, norms, pool, pooled
 
 NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 """Layers whose affine parameters are the `norm` role of a task."""
@@ -83,12 +83,13 @@ class PureBatchNorm(_BatchNorm):
     def counted(self, input: Tensor, counts: Tensor) -> Tensor | None:
         """The output with statistics of the samples whose `counts` are not zero, by the kernels of `norms`; None where
         those do not serve. Running statistics stay."""
-        if type(self) is not PureBatchNorm or not norms.serves(input, self.weight, self.bias):
+        if type(self) not in (PureBatchNorm, ActiveBatchNorm) or not norms.serves(input, self.weight, self.bias):
             return None
         return norms.batch(input, self.weight, self.bias, self.eps, counts=counts)[0]
 
-    def at_once(self, input: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor | None:
-        """The output, a sum and ReLU after it included, by the kernels of `norms`; None where those do not serve."""
+    def at_once(self, input: Tensor, add: Tensor | None = None, relu: int = 0) -> Tensor | None:
+        """The output, a sum and ReLU after it included, by the kernels of `norms`; None where those do not serve. With
+        relu=6, ReLU6."""
         if self.prior or not norms.serves(input, self.weight, self.bias):
             return None
         given = not self.training and self.running_mean is not None and self.running_var is not None
@@ -188,12 +189,18 @@ def norm_relu(norm: nn.Module, x: Tensor, add: Tensor | None = None) -> Tensor:
 
 
 class ActiveBatchNorm(PureBatchNorm):
-    """Batch norm with dropout and activation in the same layer, as timm has it."""
+    """Batch norm with dropout and activation in the same layer, as timm has it; ReLU and ReLU6 are in one pass with it
+    where kernels serve."""
 
     act: nn.Module
     drop: nn.Module
 
     def forward(self, input: Tensor) -> Tensor:
+        relu = {nn.ReLU: 1, nn.ReLU6: 6}.get(type(self.act), 0) if type(self.drop) is nn.Identity else 0
+        if relu and self.normaliser is None and not self.act._forward_hooks:
+            self._check_input_dim(input)
+            if (done := self.at_once(input, relu=relu)) is not None:
+                return done
         out: Tensor = self.act(self.drop(super().forward(input)))
         return out
 
@@ -235,6 +242,8 @@ def purify(module: nn.Module) -> tuple[str, ...]:
             layer.__class__ = linear.PureLinear
         elif conv.fits(layer):
             layer.__class__ = conv.PureConv2d
+        elif depthwise.fits(layer):
+            layer.__class__ = depthwise.PureDepthwise2d
         elif pool.fits(layer):
             layer.__class__ = pool.PureMaxPool2d
         elif isinstance(layer, _DropoutNd):
@@ -255,6 +264,9 @@ def purify(module: nn.Module) -> tuple[str, ...]:
 def _loosen(chain: list[nn.Module]) -> None:
     """Spare a copy between layers that are known not to mind the order in memory."""
     for i, layer in enumerate(chain):
+        if isinstance(layer, depthwise.PureDepthwise2d):
+            after = next((n for n in chain[i + 1 :] if not isinstance(n, nn.ReLU | nn.ReLU6)), None)
+            layer.loose_by_kernel |= isinstance(after, nn.Conv2d | PureBatchNorm | PureGroupNorm)
         if isinstance(layer, conv.PureConv2d | pool.PureMaxPool2d):
             rest = (n for n in chain[i + 1 :] if not isinstance(n, nn.ReLU | pool.PureMaxPool2d))
             after = next(rest, None)
@@ -266,8 +278,9 @@ def _loosen(chain: list[nn.Module]) -> None:
                 layer.loose = layer.turned or isinstance(after, PureGroupNorm)
 
 
-def any_order(module: nn.Module) -> None:
-    """Spare those copies after every convolution: for models of which nothing minds the order in memory."""
+def any_order(module: nn.Module, by_kernel: bool = False) -> None:
+    """Spare those copies after every convolution, or after those that kernels compute: for models of which nothing
+    minds the order in memory."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
-            layer.loose = True  # type: ignore[assignment]
+            setattr(layer, "loose_by_kernel" if by_kernel else "loose", True)

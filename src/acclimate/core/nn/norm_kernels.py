@@ -1,7 +1,8 @@
 """Triton kernels for norm layers of many clients, each with scales and shifts of its own.
 
-Scale, shift, a sum with another tensor and ReLU are one pass, after one that finds statistics. Sums have a fixed order,
-so results repeat to the bit. Images are taken in the order they lie in, channels or places side by side.
+Scale, shift, a sum with another tensor and ReLU (ReLU6 of batch norm, where RELU is 6) are one pass, after one that
+finds statistics. Sums have a fixed order, so results repeat to the bit. Images are taken in the order they lie in,
+channels or places side by side.
 
 - batch norm: sums over a client's samples and places, cut into parts, are put together in order.
 - group norm: a program has one sample; a number of channels share statistics.
@@ -35,6 +36,15 @@ def _places(r, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr):
     run: tl.constexpr = 16 if P % 16 == 0 else 8 if P % 8 == 0 else 4 if P % 4 == 0 else 1
     place = tl.max_contiguous(tl.multiple_of(r % P, run), run)
     return tl.max_constancy(r // P, run) * SB + place * SP
+
+
+@jit
+def _passed(d, y, RELU: tl.constexpr):
+    """What of a gradient goes through ReLU, or ReLU6, whose result is y."""
+    d = tl.where(y > 0, d, 0.0)
+    if RELU == 6:
+        d = tl.where(y < 6, d, 0.0)
+    return d
 
 
 @jit
@@ -152,6 +162,8 @@ def _scale(
             v += tl.load(other + at, mask=real, other=0.0).to(tl.float32)
         if RELU:
             v = tl.where(v < 0, 0.0, v)  # no maximum: what is no number stays
+        if RELU == 6:
+            v = tl.where(v > 6, 6.0, v)
         tl.store(y + at, v.to(y.dtype.element_ty), mask=real)
 
 
@@ -179,7 +191,7 @@ def _slopes(
         at = client * rows * C + _places(r, P, SB, SP)[:, None] + (c * SC)[None, :]
         d = tl.load(dy + at, mask=real, other=0.0).to(tl.float32)
         if RELU:
-            d = tl.where(tl.load(y + at, mask=real, other=0.0).to(tl.float32) > 0, d, 0.0)
+            d = _passed(d, tl.load(y + at, mask=real, other=0.0).to(tl.float32), RELU)
         v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
         first += tl.sum(d, 0)
         second += tl.sum(d * (v - centre[None, :]), 0)
@@ -216,7 +228,7 @@ def _unscale(
         at = client * rows * C + _places(r, P, SB, SP)[:, None] + (c * SC)[None, :]
         d = tl.load(dy + at, mask=real, other=0.0).to(tl.float32)
         if RELU:
-            d = tl.where(tl.load(y + at, mask=real, other=0.0).to(tl.float32) > 0, d, 0.0)
+            d = _passed(d, tl.load(y + at, mask=real, other=0.0).to(tl.float32), RELU)
         if OWN:
             v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
             if COUNTED:
@@ -261,7 +273,7 @@ def batch_moments(x: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tens
     return out[0], out[1]
 
 
-def batch_scale(x: Tensor, args: tuple[Tensor, ...], other: Tensor | None, eps: float, relu: bool) -> Tensor:
+def batch_scale(x: Tensor, args: tuple[Tensor, ...], other: Tensor | None, eps: float, relu: int) -> Tensor:
     """y of x [G, B, C, P], and weight, bias, mean, variance [G, C]; `other` lies in memory as x does."""
     cut, shape, programs, _ = _plan(x)
     y = blank_like(x)
@@ -271,7 +283,7 @@ def batch_scale(x: Tensor, args: tuple[Tensor, ...], other: Tensor | None, eps: 
 
 
 def batch_back(
-    dy: Tensor, x: Tensor, y: Tensor | None, args: tuple[Tensor, ...], eps: float, own: bool,
+    dy: Tensor, x: Tensor, y: Tensor | None, args: tuple[Tensor, ...], eps: float, own: bool, relu: int,
     counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dx, dweight and dbias, of weight, mean, variance [G, C]; y where ReLU followed. All lie in memory as x does.
@@ -279,7 +291,7 @@ def batch_back(
     cut, shape, programs, few = _plan(x)
     clients, _, channels, _ = x.shape
     weight, mean, var = args
-    relu, after = y is not None, x if y is None else y
+    relu, after = (0, x) if y is None else (relu, y)
     parts = blank(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
     _slopes[(programs,)](dy, x, after, mean, var, parts, *cut, eps, *shape[:5], relu, *shape[5:])
     slopes = blank(2, clients, channels, dtype=torch.float32, device=x.device)

@@ -24,7 +24,8 @@ class Norm:
     groups: int = 1
     own: bool = True
     """Whether the statistics are the input's own; else they are given."""
-    relu: bool = False
+    relu: int = 0
+    """What follows: nothing (0), ReLU (1), or ReLU6, which ends at 6 (6)."""
     counted: bool = False
     """Whether batch statistics are those of some samples; counts [G, B] then say which, by not being zero."""
 
@@ -86,7 +87,14 @@ def forward(
     y = (wide - m) * (v + norm.eps).rsqrt() * norm.across(weight) + norm.across(bias)
     y = y if add is None else y + norm.wide(add)
     m, v = (mean, var) if mean is not None and var is not None else (s.squeeze(norm.axes) for s in (m, v))
-    return norm.narrow(y.relu() if norm.relu else y, x), m, v
+    return norm.narrow(y.clamp(0, 6) if norm.relu == 6 else y.relu() if norm.relu else y, x), m, v
+
+
+def passed(d: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
+    """What of a gradient goes through ReLU or ReLU6, whose result is y; all where none followed."""
+    if y is None:
+        return d
+    return torch.where((y > 0) & (y < 6) if norm.relu == 6 else y > 0, d, 0.0)
 
 
 def back(
@@ -94,7 +102,7 @@ def back(
     norm: Norm,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dx, dweight and dbias; y where ReLU followed."""
-    dy = dy if y is None else torch.where(y > 0, dy, 0.0)
+    dy = passed(dy, y, norm)
     wide, d = norm.wide(x), norm.wide(dy)
     m, v = norm.stats(wide, mean, var, counts)
     r = (v + norm.eps).rsqrt()
@@ -108,8 +116,7 @@ def back_again(
     counts: Tensor | None, norm: Norm,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients that reach dy, x and weight from those of `back`'s three results."""
-    masked = dy if y is None else torch.where(y > 0, dy, 0.0)
-    wide, d, a = norm.wide(x), norm.wide(masked), norm.wide(ways[0])
+    wide, d, a = norm.wide(x), norm.wide(passed(dy, y, norm)), norm.wide(ways[0])
     w, p, q = (norm.across(t) for t in (weight, ways[1], ways[2]))
     m, v = norm.stats(wide, stats[0], stats[1], counts)
     r = (v + norm.eps).rsqrt()
@@ -120,8 +127,7 @@ def back_again(
         to_x = r * _through(p * d - r * (some * gu + g * au), u, counts, norm) - counting(u, counts) * r.square() * both
     else:
         t, to_x = a, r * p * d
-    to_dy = norm.narrow(w * r * t + p * u + q, dy)
-    to_dy = to_dy if y is None else torch.where(y > 0, to_dy, 0.0)
+    to_dy = passed(norm.narrow(w * r * t + p * u + q, dy), y, norm)
     return to_dy, norm.narrow(to_x, x), norm.total(d * r * t, weight)
 
 

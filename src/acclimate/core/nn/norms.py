@@ -40,10 +40,10 @@ Stats = tuple[Tensor, Tensor] | None
 
 def batch(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, stats: Stats = None, add: Tensor | None = None,
-    relu: bool = False, counts: Tensor | None = None,
+    relu: int = 0, counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Batch norm of [B, C, ...] with its own mean and variance, or with those given; and the two that were used. Its
-    own are those of the samples whose `counts` [B] are not zero."""
+    own are those of the samples whose `counts` [B] are not zero. `relu` is as in `Norm`."""
     mean, var = (s.unsqueeze(0) for s in stats) if stats is not None else (None, None)
     norm = Norm("batch", eps, own=stats is None, relu=relu, counted=counts is not None)
     some = None if counts is None else counts.unsqueeze(0)
@@ -97,7 +97,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, var, y, counts = ctx.saved_tensors
         if ctx.added and y is not None:  # what was added needs this, too
-            dy, y = torch.where(y > 0, dy, 0.0), None
+            dy, y = norm_plain.passed(dy, y, ctx.norm), None
         dx, dweight, dbias = _Back.apply(dy, x, weight, y, mean, var, counts, ctx.norm)
         return dx, dweight, dbias, dy if ctx.added else None, None, None, None, None
 
@@ -155,7 +155,7 @@ def _forward(
     if norm.kind == "layer":
         return sample_kernels.layer_scale(x, weight, bias, norm.eps)
     if norm.kind == "group":
-        return sample_kernels.group_scale(x, weight, bias, other, norm.groups, norm.eps, norm.relu)
+        return sample_kernels.group_scale(x, weight, bias, other, norm.groups, norm.eps, bool(norm.relu))
     if mean is None or var is None:
         mean, var = norm_kernels.batch_moments(x, counts)
     mean, var = mean.contiguous(), var.contiguous()
@@ -176,7 +176,7 @@ def _backward(
     elif norm.kind == "group":
         found = sample_kernels.group_back(dy, x, y, args, norm.groups, norm.eps)
     else:
-        found = norm_kernels.batch_back(dy, x, y, args, norm.eps, norm.own, counts)
+        found = norm_kernels.batch_back(dy, x, y, args, norm.eps, norm.own, norm.relu, counts)
     return found[0], found[1].to(weight.dtype), found[2].to(weight.dtype)
 
 
