@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, rehearsal, switches
+from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, point_kernels, rehearsal, switches
 from .cuts import FP32, Cut, Kind, cuts, dot_of, dots_of, gone, power
 from .fastest import NEAR
 from .implicit_kernels import Layer, Tile
@@ -32,7 +32,7 @@ from .timing import made, milliseconds
 log = logging.getLogger("acclimate")
 
 Choice: TypeAlias = dict[str, Any]
-"""`{"way": "implicit", "tile": [...], "dot": ...}`, the same with "boxes", or `{"way": "patches"}`, and the
+"""`{"way": "implicit", "tile": [...], "dot": ...}`, the same with "boxes" or "points", or `{"way": "patches"}`, and the
 milliseconds that were measured. `dot` is how Triton multiplies; without it, as `dot_of` says. Of one client alone,
 "patches" are torch's own convolution, and "written" are patches."""
 
@@ -55,7 +55,12 @@ class Sizes(Protocol):
 Other: TypeAlias = Callable[[Tensor, Tensor, Any], Tensor]
 """The same product in the way that writes patches out."""
 
-WAYS: dict[str, Any] = {"implicit": implicit_kernels, "boxes": box_kernels, "folded": folded_kernels}
+WAYS: dict[str, Any] = {
+    "implicit": implicit_kernels,
+    "boxes": box_kernels,
+    "folded": folded_kernels,
+    "points": point_kernels,
+}
 APART = {"fp32": 1e-5, "tf32": 5e-3, "bfloat16": 3e-2, "float16": 5e-3}
 """How far a result may be from that of the patches way, relative to its norm; else something is wrong."""
 LEAST, ALONE = 2**26, 2**22
