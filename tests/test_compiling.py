@@ -152,6 +152,29 @@ def test_kernels_for_single_pixels_are_compiled_once_for_layers_of_any_size():
     assert done.stdout.splitlines()[-1] == str(["_add_up", "_point_sums", "_points"])
 
 
+ANY_NORM = """
+import pretend, torch
+from acclimate.core.nn import norm_kernels
+
+with pretend.pretended() as noted:
+    for channels, places in ((96, 1024), (1152, 256), (32, 4096)):
+        x = torch.empty(1, 4, channels, places, device="meta")
+        weight = torch.empty(1, channels, device="meta")
+        mean, var = norm_kernels.batch_moments(x)
+        y = norm_kernels.batch_scale(x, (weight, weight, mean, var), None, 1e-5, True)
+        norm_kernels.batch_back(y, x, y, (weight, mean, var), 1e-5, True)
+print(sorted(launch.kernel.__name__ for launch in noted.values()))
+"""
+
+
+@needs_triton
+def test_kernels_of_batch_norm_are_compiled_once_for_layers_of_many_sizes():
+    done = run("-c", ANY_NORM, limit=280)
+    assert done.returncode == 0, done.stderr
+    expected = ["_moments", "_scale", "_slopes", "_together", "_together", "_unscale"]  # of means, and of sums
+    assert done.stdout.splitlines()[-1] == str(expected)
+
+
 DRIVER = """
 from threading import Event
 import torch, triton
