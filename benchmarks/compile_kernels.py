@@ -25,12 +25,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import federated
 import lora
+import mbsl
 import pretend
 import recording
 import testtime
@@ -176,6 +178,7 @@ def works() -> dict[str, Callable[[], None]]:
     found |= {f"vit-{p}": lambda p=p: train(whole, p) for p in ("tf32", "bf16")}
     found |= {f"separable-{p}": lambda p=p: train(separable(), p) for p in ("tf32", "bf16")}
     found |= {"lora-bf16": lambda: adapt(torch.bfloat16), "lora-fp32": lambda: adapt(None)}
+    found |= {"mbsl": mbsl.taught_there} if find_spec("efficientnet_lite_pytorch") else {}
     return found | {"adapters": lambda: serve(_cases()), "memo": lambda: serve(_cases()[-1:])}
 
 
@@ -288,6 +291,7 @@ def summary(noted: Noted, figures: dict[Any, Record], with_launchers: bool) -> R
         found[name] = {"kernels": len(keys), "seconds": seconds}
     codes = {code for launch in noted.values() if (code := launcher_of(launch)) is not None}
     found["launchers"] = {"count": len(codes)}
+    found["measured"] = {"choices": noted.choices, "ways": noted.timed}
     if with_launchers:
         found["launchers"]["seconds"] = sum(launcher_seconds(sorted(codes)))
     return found

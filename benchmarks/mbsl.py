@@ -12,6 +12,7 @@ them. The first time is of a process that has compiled and recorded nothing; the
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -72,6 +73,22 @@ def measured(model: Pretrained, sizes: list[int], device: str, profile: bool) ->
         record["profile"] = profiled(lambda: engine.serve(models, sets[0], adapter, protocol), engine.device, 40)
     engine.close()
     return record | memory
+
+
+def taught_there(images: int = 640) -> None:
+    """This work on a GPU that is not there, to see what it compiles (`compile_kernels.py --only mbsl`)."""
+    from pretend import DEVICE, moved, on_it, there
+
+    shards = Shards.of(*drawn(images, images), [torch.arange(images)])
+    data = ac.data.of(*drawn(16 * CLASSES, 0), clients=1, partition=ac.data.IID())
+    model = Pretrained(LITE.backbone, size=LITE.size)
+    world, worker, engine = build(ac.Experiment(data=data, model=model, rounds=1, device="cpu"))
+    server = ac.core.fit.start(worker, engine, world.clients).server
+    engine = on_it(ac.backends.Vmap().open(worker, there(shards), DEVICE))
+    with suppress(NotImplementedError):  # metrics that come back to the host
+        down = moved(worker.method.download(worker.task, server))
+        models = engine.deploy(down, engine.mine, ac.personal.NoPersonal())
+        engine.serve(models, there(shards), ac.adapters.MBSL(**LITE.taught), Protocol(batch=BATCH))
 
 
 def main() -> None:

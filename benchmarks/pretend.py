@@ -9,7 +9,6 @@ of a GPU's memory. What Triton would compile for each launch is noted, and nothi
 from __future__ import annotations
 
 import importlib
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -46,17 +45,22 @@ class Launch(NamedTuple):
     """Whether a rehearsal leaves it out, so that it is compiled beside others; else its first launch waits for it."""
 
 
-Noted = dict[Any, Launch]
-"""Launches by kernel and purpose, in the order in which they come first."""
+class Noted(dict[Any, Launch]):
+    """Launches by kernel and purpose, in the order in which they come first."""
+
+    choices = 0
+    """How many choices between ways to one result were measured."""
+    timed = 0
+    """How many ways were run for that, again and again each."""
 
 
 @contextmanager
 def pretended(arch: int = 90) -> Iterator[Noted]:
     """As long as this lasts there is a GPU of this architecture, on which launches are noted and nothing else."""
-    noted: Noted = {}
+    noted = Noted()
     before = triton.runtime.driver._active
     with ExitStack() as stack:
-        for owner, name, value in (*_tensors(), *_device(arch), *_package()):
+        for owner, name, value in (*_tensors(), *_device(arch), *_package(noted)):
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.enter_context(mock.patch.object(triton.knobs.runtime, "jit_cache_hook", _hook(noted)))
         triton.runtime.driver.set_active(_driver(arch))
@@ -65,6 +69,7 @@ def pretended(arch: int = 90) -> Iterator[Noted]:
         try:
             yield noted
         finally:
+            noted.choices = len(implicit._chosen) + len(fastest._chosen)
             triton.runtime.driver._active = before
             forget()
 
@@ -198,9 +203,9 @@ def _device(arch: int) -> list[tuple[Any, str, Any]]:
     return [(torch.cuda, name, value) for name, value in told.items()]
 
 
-def _package() -> list[tuple[Any, str, Any]]:
+def _package(noted: Noted) -> list[tuple[Any, str, Any]]:
     """The few places of the package that name a CUDA device, or need its numbers or its time."""
-    on, ticks, there = proven.on, itertools.count(1), torch.device("cuda", 0)
+    on, there = proven.on, torch.device("cuda", 0)
 
     def tried(of: Any, device: torch.device) -> bool:
         with suppress(NotImplementedError, RuntimeError):  # there are no numbers to compare
@@ -209,7 +214,8 @@ def _package() -> list[tuple[Any, str, Any]]:
 
     def milliseconds(run: Callable[[], Any], beaten: float = 0.0) -> float:
         run()
-        return float(next(ticks))
+        noted.timed += 1
+        return float(noted.timed)
 
     return [
         (proven, "on", lambda device: on(there if device.type == "meta" else device)),

@@ -130,6 +130,51 @@ def test_kernels_for_any_number_of_keys_and_clients_are_compiled_once():
     assert done.stdout.splitlines()[-1] == str(["_mix", "_unsound"])
 
 
+ANY_SIZE = """
+import pretend, torch
+from acclimate.core.nn import point_kernels
+from acclimate.core.nn.cutting import Layer, Tile
+
+with pretend.pretended() as noted:
+    for i, o, side in ((16, 96, 8), (48, 160, 4), (112, 672, 1)):
+        x, dy = (torch.empty(1, 2, c, side, side, device="meta") for c in (i, o))
+        w, layer = torch.empty(1, o, i, 1, 1, device="meta"), Layer(i, side, side, o, side, side, 1, 1, 1, 0, 0)
+        for kind, a, b in (("convolve", x, w), ("spread", dy, w), ("correlate", x, dy)):
+            getattr(point_kernels, kind)(a, b, layer, Tile(128, 64, 16, 4, 3), "tf32")
+print(sorted(launch.kernel.__name__ for launch in noted.values()))
+"""
+
+
+@needs_triton
+def test_kernels_for_single_pixels_are_compiled_once_for_layers_of_any_size():
+    done = run("-c", ANY_SIZE, limit=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(["_add_up", "_point_sums", "_points"])
+
+
+ANY_NORM = """
+import pretend, torch
+from acclimate.core.nn import norm_kernels
+
+with pretend.pretended() as noted:
+    for channels, places in ((96, 1024), (1152, 256), (32, 4096)):
+        x = torch.empty(1, 4, channels, places, device="meta")
+        weight = torch.empty(1, channels, device="meta")
+        mean, var = norm_kernels.batch_moments(x)
+        y = norm_kernels.batch_scale(x, (weight, weight, mean, var), None, 1e-5, True)
+        norm_kernels.batch_back(y, x, y, (weight, mean, var), 1e-5, True)
+print(sorted(launch.kernel.__name__ for launch in noted.values()))
+"""
+
+
+@needs_triton
+def test_kernels_of_batch_norm_are_compiled_once_for_layers_of_many_sizes():
+    done = run("-c", ANY_NORM, limit=280)
+    assert done.returncode == 0, done.stderr
+    expected = ["_moments", "_scale", "_slopes", "_together", "_together", "_unscale"]  # of means, and of sums
+    assert done.stdout.splitlines()[-1] == str(expected)
+
+
 DRIVER = """
 from threading import Event
 import torch, triton

@@ -13,7 +13,7 @@ from torch.func import grad, vjp, vmap
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from acclimate.core.nn import conv, cuts, implicit, implicit_kernels, kernels
+from acclimate.core.nn import conv, cuts, implicit, implicit_kernels, kernels, point_kernels
 from acclimate.core.nn.implicit_kernels import Layer, Tile
 from by_kernel import every_shape_by_its_kernel  # noqa: F401
 
@@ -33,6 +33,8 @@ CASES = [
     (2, 7, (10, 9), 3, 3, 2),
     (20, 40, (6, 5), 5, 1, 0),
     (64, 16, (5, 5), 3, 1, 1),
+    (24, 40, (6, 5), 1, 1, 0),
+    (7, 33, (3, 4), 1, 1, 0),
 ]
 """Input channels, output channels, image, kernel, step, padding."""
 
@@ -86,6 +88,49 @@ def test_cuts_that_do_not_divide_the_sizes_change_nothing(case: tuple, tile: Til
     )
     for mine, true in zip(ours, truths(g, x, w, dy), strict=True):
         near(mine, true)
+
+
+@works
+@pytest.mark.parametrize("case", CASES[-2:])
+@pytest.mark.parametrize("tile", TILES[:2])
+def test_products_of_single_pixels_have_the_bits_of_products_of_patches(case: tuple, tile: Tile) -> None:
+    """Their kernels do not know the sizes, and sum in the same order."""
+    g, x, w, dy = made(case, clients=2, batch=3)
+    layer, bias = implicit.layer_of("convolve", x, w, g), torch.linspace(-1, 1, 2 * case[1], device=HERE).view(2, -1)
+    for kind, a, b, *more in (
+        ("convolve", x, w),
+        ("spread", dy, w),
+        ("correlate", x, dy),
+        ("convolve", x, w, bias, True),
+    ):
+        assert point_kernels.fits(kind, layer)
+        mine, other = (getattr(k, kind)(a, b, layer, tile, "ieee", *more) for k in (point_kernels, implicit_kernels))
+        assert torch.equal(mine, other) and mine.stride() == other.stride()
+
+
+def test_a_pixel_that_sees_itself_alone_is_not_written_out() -> None:
+    """Without any kernel; and a convolution does not give its own image back as patches to keep."""
+    g, x, w, _ = made((24, 5, (4, 3), 1, 1, 0), clients=1)
+    x = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    seen = kernels.patches(x[0], g.out, g.kernel, g.step, g.pad)
+    assert seen.data_ptr() == x.data_ptr() and torch.equal(seen, x[0].permute(0, 2, 3, 1).flatten(1, 2))
+    assert torch.equal(kernels.unpatch(seen, 24, g.image, g.out, g.kernel, g.step, g.pad), x[0])
+    with implicit.resting(written=True):
+        y, kept = conv._convolve(x, w, g)
+    assert not kept.numel()
+    near(y, truths(g, x, w, y)[0])
+
+
+def test_kernels_for_single_pixels_are_tried_where_each_pixel_is_seen_alone() -> None:
+    x = torch.zeros(1, 2, 32, 8, 8)
+    for kind in ("convolve", "spread", "correlate"):
+        for precision in ("fp32", "tf32"):
+            alone = cuts.cuts(kind, Layer(32, 8, 8, 96, 8, 8, 1, 1, 1, 0, 0), x, precision)
+            assert alone and {cut.way for cut in alone} == {"points"}
+    for step, pad, k in ((2, 0, 1), (1, 1, 1), (1, 1, 3)):
+        out = (8 + 2 * pad - k) // step + 1
+        tried = cuts.cuts("convolve", Layer(32, 8, 8, 96, out, out, k, k, step, pad, pad), x, "tf32")
+        assert tried and "points" not in {cut.way for cut in tried}
 
 
 @works
@@ -292,7 +337,15 @@ def test_who_asks_goes_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @on_a_gpu
 @pytest.mark.parametrize("precision", ["tf32", "fp32"])
-@pytest.mark.parametrize("case", [(32, 64, (14, 14), 5, 1, 0), (4, 32, (32, 32), 5, 1, 0), (16, 16, (16, 16), 3, 1, 1)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (32, 64, (14, 14), 5, 1, 0),
+        (4, 32, (32, 32), 5, 1, 0),
+        (16, 16, (16, 16), 3, 1, 1),
+        (24, 144, (16, 16), 1, 1, 0),
+    ],
+)
 def test_every_kernel_agrees_and_which_cut_it_has_does_not_change_a_bit(case: tuple, precision: str) -> None:
     g, x, w, dy = made(case, clients=4, batch=32)
     layer = implicit.layer_of("convolve", x, w, g)

@@ -527,6 +527,21 @@ def test_a_product_in_a_rehearsal_launches_all_that_would_be_measured(by_kernels
     assert [cut for _, cut, _ in by_kernels] == cuts[:1] and len(written) == 1
 
 
+def test_a_product_of_one_client_is_rehearsed_with_its_patches_written_out_too(
+    by_kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are measured beside torch's own: their kernels would be compiled one after the other."""
+    g = conv.Geometry((12, 12), (3, 3), 1, (1, 1))
+    x, w, written = torch.zeros(1, 2, 16, 12, 12), torch.zeros(1, 24, 16, 3, 3), []
+    other = lambda *given: written.append(implicit._resting[-1]) or given[0]  # noqa: E731
+    implicit.product("convolve", other, x, w, g)
+    assert written == [False, True]
+    monkeypatch.setattr(implicit, "MOST", 2 * 144 * 144 - 1)  # numbers in the patches
+    monkeypatch.setattr(rehearsal, "_running", [set()])
+    implicit.product("convolve", other, x, w, g)
+    assert written == [False, True, False], "too large to be written, or measured so"
+
+
 def test_a_product_whose_way_is_known_is_rehearsed_that_way(by_kernels: Any) -> None:
     """As a run that is resumed has it: nothing else is launched, and nothing written out."""
     g = conv.Geometry((12, 12), (3, 3), 1, (1, 1))

@@ -247,7 +247,8 @@ def _convolve(x: Tensor, w: Tensor, g: Geometry) -> tuple[Tensor, Tensor]:
     if _writes("convolve", x, w, g):
         seen = _seen(x, g)
         y = _product(seen.flatten(1, 2), _matrix(w)).unflatten(1, (x.shape[1], *g.out)).permute(0, 1, 4, 2, 3)
-        return y, seen if math.prod(seen.shape[2:]) <= KEPT else _nothing(x)
+        own = seen.data_ptr() == x.data_ptr()  # the image itself, which an operation may not give back
+        return y, seen if math.prod(seen.shape[2:]) <= KEPT and not own else _nothing(x)
     if products.usable(x, x.shape[2], g):
         y, seen = products.convolve(x, w, g)
         return y, seen if math.prod(seen.shape[2:]) <= KEPT else _nothing(x)

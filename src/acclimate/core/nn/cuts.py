@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from . import box_kernels, folded_kernels, halves
+from . import box_kernels, folded_kernels, halves, point_kernels
 from .implicit_kernels import FEW, Layer, Tile
 
 Kind: TypeAlias = Literal["convolve", "spread", "correlate", "pooled", "pooled_correlate"]
@@ -60,6 +60,8 @@ def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
     dot, sums = dot_of(precision), kind in SUMS
     if sums and x.dtype == torch.float32 and x.is_cuda:
         dot = "bf16x3" if precision == "tf32" else "bf16x6"
+    if point_kernels.fits(kind, layer):
+        return [Cut("points", *each) for each in _points(kind, layer, x.dtype, dot)]
     found = [Cut("implicit", tile, dot) for tile in candidates(kind, layer, x.dtype)]
     if folded_kernels.fits(kind, layer):
         found += [Cut("folded", tile, dot) for tile in folds(kind, layer, x.dtype)]
@@ -68,6 +70,14 @@ def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
     if sums or not box_kernels.fits(kind, layer, x):
         return found
     return [*(Cut("boxes", tile, dot) for tile in boxed(kind, layer, x.dtype)), *found]
+
+
+def _points(kind: Kind, layer: Layer, dtype: torch.dtype, dot: str) -> list[tuple[Tile, str]]:
+    """Tiles of plain products, and how each multiplies. Few of them: torch's own products are measured as well."""
+    if dot == "bf16x3":
+        return [(tile, halves.NAME) for tile in candidates(kind, layer, torch.float16)]
+    tiles = candidates(kind, layer, dtype)
+    return [(tile, dot) for tile in tiles if tile.rows <= 128]
 
 
 def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:

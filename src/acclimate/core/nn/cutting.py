@@ -42,6 +42,17 @@ def cut(n: int, by: int) -> int:
     return -(-n // by)
 
 
+UNITS = (16, 8, 4, 1)
+"""Numbers of which a size may be a multiple. A kernel that takes a size as so many units, and not as a constant, is
+compiled once for many sizes, and still fetches several numbers at a time."""
+
+
+def in_units(*sizes: int) -> tuple[list[int], list[int]]:
+    """How many units each size has, and the largest units that there are for them."""
+    units = [next(unit for unit in UNITS if n % unit == 0) for n in sizes]
+    return [n // unit for n, unit in zip(sizes, units, strict=True)], units
+
+
 def channels_last(x: Tensor) -> Tensor:
     """[G, B, C, h, w] as contiguous [G, B, h, w, C]."""
     return x.permute(0, 1, 3, 4, 2).contiguous()

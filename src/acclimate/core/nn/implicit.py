@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, rehearsal, switches
+from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, point_kernels, rehearsal, switches
 from .cuts import FP32, Cut, Kind, cuts, dot_of, dots_of, gone, power
 from .fastest import NEAR
 from .implicit_kernels import Layer, Tile
@@ -32,7 +32,7 @@ from .timing import made, milliseconds
 log = logging.getLogger("acclimate")
 
 Choice: TypeAlias = dict[str, Any]
-"""`{"way": "implicit", "tile": [...], "dot": ...}`, the same with "boxes", or `{"way": "patches"}`, and the
+"""`{"way": "implicit", "tile": [...], "dot": ...}`, the same with "boxes" or "points", or `{"way": "patches"}`, and the
 milliseconds that were measured. `dot` is how Triton multiplies; without it, as `dot_of` says. Of one client alone,
 "patches" are torch's own convolution, and "written" are patches."""
 
@@ -55,7 +55,12 @@ class Sizes(Protocol):
 Other: TypeAlias = Callable[[Tensor, Tensor, Any], Tensor]
 """The same product in the way that writes patches out."""
 
-WAYS: dict[str, Any] = {"implicit": implicit_kernels, "boxes": box_kernels, "folded": folded_kernels}
+WAYS: dict[str, Any] = {
+    "implicit": implicit_kernels,
+    "boxes": box_kernels,
+    "folded": folded_kernels,
+    "points": point_kernels,
+}
 APART = {"fp32": 1e-5, "tf32": 5e-3, "bfloat16": 3e-2, "float16": 5e-3}
 """How far a result may be from that of the patches way, relative to its norm; else something is wrong."""
 LEAST, ALONE = 2**26, 2**22
@@ -200,8 +205,9 @@ def _rehearsed(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisi
         return _run(kind, a, b, layer, cut, *more) if isinstance(cut, Cut) else None
     few, tried = _measurable(a, g, layer), cuts(kind, layer, a, precision)
     if rehearsal.anew(_key(kind, a, b, g)):
-        with resting():
-            other(a[:few], b[:few], g)
+        for written in (False, True) if _writable(a, g, layer) else (False,):
+            with resting(written):
+                other(a[:few], b[:few], g)
     else:
         tried = tried[:1]  # another layer of this kind
     for cut in tried:
@@ -253,7 +259,7 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
             raise RuntimeError(f"convolutions cannot be measured while recording: {reasons[0]}")
         _tell(reasons, bool(times))
         least, written = min(times.values(), default=math.inf), None
-        if len(a) == 1 and a.shape[1] * math.prod(g.out) * layer.taps * layer.inputs <= MOST:
+        if _writable(a, g, layer):
             with resting(True):
                 written = milliseconds(lambda: other(p, q, g), least)
         return best(times, milliseconds(lambda: other(p, q, g), least), written)
@@ -261,7 +267,17 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
 
 def _measurable(a: Tensor, g: Sizes, layer: Layer) -> int:
     """How many of the clients a product is measured with."""
-    return min(len(a), max(MOST // (a.shape[1] * math.prod(g.out) * layer.taps * layer.inputs), 2))
+    return min(len(a), max(MOST // _seen(a, g, layer), 2))
+
+
+def _writable(a: Tensor, g: Sizes, layer: Layer) -> bool:
+    """Whether written patches are measured, too: those of one client alone, as torch's own convolution comes first."""
+    return len(a) == 1 and _seen(a, g, layer) <= MOST
+
+
+def _seen(a: Tensor, g: Sizes, layer: Layer) -> int:
+    """Numbers in the patches of one client."""
+    return a.shape[1] * math.prod(g.out) * layer.taps * layer.inputs
 
 
 def _besides(kind: Kind, b: Tensor, more: Any) -> tuple[Any, ...]:

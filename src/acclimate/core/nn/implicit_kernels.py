@@ -21,7 +21,7 @@ from torch import Tensor
 from . import halves
 from .cutting import Layer as Layer
 from .cutting import Tile as Tile
-from .cutting import channels_last, cut
+from .cutting import channels_last, cut, in_units
 from .ends import activated, addend, end, ends, larger
 from .halves import without
 from .kernels import AVAILABLE, jit
@@ -207,30 +207,30 @@ def _correlate(
 
 
 @late
-@jit
+@jit(do_not_specialize=["clients", "count", "taps", "inner", "have", "outer"])
 def _add_up(
-    parts, dw, of_x, of_dy, total, count, HALVES: tl.constexpr,
-    IN: tl.constexpr, HAVE: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    AHEAD: tl.constexpr,
+    parts, dw, of_x, of_dy, clients, count, taps, inner, have, outer, HALVES: tl.constexpr, INNER_UNIT: tl.constexpr,
+    HAVE_UNIT: tl.constexpr, OUTER_UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """dw[g, o, tap, i] = sum over s, in order, of parts[s, g, (tap, i), o], of the first HAVE channels. With HALVES
-    it has powers of two in it, those of x and those of dy."""
-    across: tl.constexpr = (OUT + COLS - 1) // COLS
-    down: tl.constexpr = (TAPS * IN + ROWS - 1) // ROWS
+    """dw[g, o, tap, i] = sum over s, in order, of parts[s, g, (tap, i), o], of the first channels i, of which there are
+    `have` units. With HALVES it has powers of two in it, those of x and those of dy."""
+    ins, first, outs = inner * INNER_UNIT, have * HAVE_UNIT, outer * OUTER_UNIT
+    across, down = tl.cdiv(outs, COLS), tl.cdiv(taps * ins, ROWS)
     client = (tl.program_id(0) // (across * down)).to(tl.int64)
     e = ((tl.program_id(0) // across) % down) * ROWS + tl.arange(0, ROWS)
     o = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
-    tap, i = e // IN, e % IN
-    real = ((e < TAPS * IN) & (i < HAVE))[:, None] & (o < OUT)[None, :]
-    from_ = parts + client * (TAPS * IN * OUT) + (e * OUT)[:, None] + o[None, :]
+    tap, i = e // ins, e % ins
+    real = ((e < taps * ins) & (i < first))[:, None] & (o < outs)[None, :]
+    size = (taps * ins).to(tl.int64) * outs
+    from_ = parts + client * size + (e * outs)[:, None] + o[None, :]
     sum = tl.zeros((ROWS, COLS), dtype=tl.float32)
-    for first in range(0, count, AHEAD):  # loads of several parts are under way at a time
+    for part in range(0, count, AHEAD):  # loads of several parts are under way at a time
         for more in tl.static_range(AHEAD):
-            sum += tl.load(from_, mask=real & (e * 0 + first + more < count)[:, None], other=0.0)
-            from_ += total
+            sum += tl.load(from_, mask=real & (e * 0 + part + more < count)[:, None], other=0.0)
+            from_ += clients * size
     if HALVES:
         sum = without(sum, tl.load(of_x + client), tl.load(of_dy + client))
-    to = dw + client * (OUT * TAPS * HAVE) + (tap * HAVE + i)[:, None] + (o * (TAPS * HAVE))[None, :]
+    to = dw + client * outs * taps * first + (tap * first + i)[:, None] + (o * (taps * first))[None, :]
     tl.store(to, sum.to(dw.dtype.element_ty), mask=real)
 
 
@@ -261,8 +261,7 @@ def _launch(
     x: Tensor, w: Tensor, y: Tensor, layer: Layer, tile: Tile, precision: str, more: tuple[Tensor, Tensor],
     flags: tuple[bool, bool, bool], plane: int = 0,
 ) -> None:  # fmt: skip
-    clients, batch = x.shape[:2]
-    flat = layer.inputs < FEW
+    (clients, batch), flat = x.shape[:2], layer.inputs < FEW
     rows = w.permute(0, 1, 3, 4, 2)
     if rows.shape[4] < layer.inputs:
         rows = torch.nn.functional.pad(rows, (0, layer.inputs - rows.shape[4]))
@@ -273,8 +272,7 @@ def _launch(
     tiles = cut(pixels, tile.rows) * cut(layer.outputs, tile.columns)
     _convolve[(tiles * clients,)](
         channels_last(x), rows.contiguous(), y, *more, batch, *layer, rows.shape[2], flat, *flags, False, plane,
-        *tile[:3],
-        precision, num_warps=tile.warps, num_stages=tile.stages,
+        *tile[:3], precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -292,6 +290,15 @@ class PartialSums(NamedTuple):
     halves: bool
 
 
+def parted(clients: int, pixels: int, layer: Layer) -> tuple[int, int]:
+    """How many output pixels a part of a sum has, and how many parts there are. They are the same for every tile, so
+    that which one is used does not change what comes out."""
+    typical = cut(layer.taps * layer.inputs, 128) * cut(layer.outputs, 64)
+    wanted = max(min(cut(PROGRAMS, typical * clients), pixels // LEAST), 1)
+    span = cut(cut(pixels, wanted), SPAN) * SPAN
+    return span, cut(pixels, span)
+
+
 def parts_of(
     x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None, groups: bool
 ) -> PartialSums:
@@ -303,11 +310,7 @@ def parts_of(
     clients, batch = x.shape[:2]
     length, pixels = layer.taps * layer.inputs, batch * layer.out_height * layer.out_width
     tiles = cut(length, tile.rows) * cut(layer.outputs, tile.columns)
-    # parts are the same for every tile, so that which one is used does not change what comes out
-    typical = cut(length, 128) * cut(layer.outputs, 64)
-    wanted = max(min(cut(PROGRAMS, typical * clients), pixels // LEAST), 1)
-    span = cut(cut(pixels, wanted), SPAN) * SPAN
-    count = cut(pixels, span)
+    span, count = parted(clients, pixels, layer)
     parts = blank(count, clients, length, layer.outputs, dtype=torch.float32, device=x.device)
     _correlate[(tiles * clients * count,)](
         channels_last(x), channels_last(dy), parts if which is None else channels_last(which), parts, batch, clients,
@@ -324,12 +327,16 @@ def correlate(
     """dw [G, O, I, kh, kw] of x [G, B, I, h, w] and dy [G, B, O, oh, ow], a tap's channels side by side.
 
     With `which`, dy [G, B, O, oh / 2, ow / 2] is that of `pooled`; with `channels`, dw is of so many of the first."""
-    parts, (rows, columns) = parts_of(x, dy, layer, tile, precision, which, False), BLOCK
-    dw = room(x, layer, channels)
-    programs = len(x) * cut(layer.taps * layer.inputs, rows) * cut(layer.outputs, columns)
-    _add_up[(programs,)](
-        parts.sums, dw, parts.of_x, parts.of_dy, parts.sums[0].numel(), len(parts.sums), parts.halves, layer.inputs,
-        dw.shape[4], layer.outputs, layer.taps, rows, columns, AHEAD,
+    return added_up(parts_of(x, dy, layer, tile, precision, which, False), x, layer, channels)
+
+
+def added_up(parts: PartialSums, x: Tensor, layer: Layer, channels: int | None = None) -> Tensor:
+    """dw [G, O, I, kh, kw] of its sums over parts."""
+    dw, programs = room(x, layer, channels), cut(layer.taps * layer.inputs, BLOCK[0]) * cut(layer.outputs, BLOCK[1])
+    sizes, units = in_units(layer.inputs, dw.shape[4], layer.outputs)
+    _add_up[(len(x) * programs,)](
+        parts.sums, dw, parts.of_x, parts.of_dy, len(x), len(parts.sums), layer.taps, *sizes, parts.halves, *units,
+        *BLOCK, AHEAD,
     )  # fmt: skip
     return dw.permute(0, 1, 4, 2, 3)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .cutting import in_units
 from .kernels import AVAILABLE, jit
 from .norm_kernels import LEAST, PROGRAMS, TILE, _cut, _power, _together
 from .rehearsal import blank, blank_like, late
@@ -230,6 +231,6 @@ def layer_back(dy: Tensor, x: Tensor, args: tuple[Tensor, ...], eps: float) -> t
     parts = blank(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
     _layer_back[(clients * cut[2],)](dy, x, *args, dx, parts, *cut, eps, *shape)
     slopes = blank(2, clients, channels, dtype=torch.float32, device=x.device)
-    columns = min(shape[2], 64)
-    _together[(clients * _cut(channels, columns),)](parts, slopes, *cut, channels, True, False, columns)
+    columns, ((size,), (unit,)) = min(shape[2], 64), in_units(channels)
+    _together[(clients * _cut(channels, columns),)](parts, slopes, *cut, size, unit, True, False, columns)
     return dx, slopes[1], slopes[0]
