@@ -146,6 +146,10 @@ def test_what_a_user_should_know_was_measured():
     before, now = (figures(f"compile-modelled{n}")["ways"][0] for n in ("-before", ""))
     said += [f"took {before['children_cpu']:.1f} s of a processor and now takes {now['children_cpu']:.1f} s"]
     said += [f"done after {now['makespan']:.1f} s instead of {before['makespan']:.1f} s"]
+    before, now = (figures(f"compile-modelled-mbsl{n}")["ways"][0] for n in ("-before", ""))
+    said += [f"compiles {now['kernels']} kernels instead of {before['kernels']}"]
+    said += [f"{now['children_cpu']:.0f} s of a processor instead of {before['children_cpu']:.0f} s"]
+    said += [f"{now['makespan']:.1f} s instead of {before['makespan']:.1f} s on 16 cores"]
     assert missing(*said) == []
 
 

@@ -15,6 +15,8 @@ REPEATS, PASSES, SLEEP, CLOCK = 8, 3, 4_000_000, 2e9
 about how many there are in a second."""
 CLEARLY = 1.5
 """How many times as long as another a function takes that is not worth a second measurement."""
+ALIKE = 1.01
+"""How many times as long as the shortest of two measurements the other is at most where no third is worth making."""
 
 
 def made(like: Tensor, clients: int, seed: int) -> Tensor:
@@ -28,7 +30,8 @@ def made(like: Tensor, clients: int, seed: int) -> Tensor:
 def milliseconds(f: Callable[[], Any], beaten: float = math.inf) -> float:
     """The device's time for one run: it sleeps until all of them are in its queue, however busy the host is.
 
-    Where another function takes `beaten`, and this one clearly longer, one measurement is enough."""
+    Where another function takes `beaten`, and this one clearly longer, one measurement is enough; and two are where
+    they are alike."""
     f()
     began = time.perf_counter()
     for _ in range(REPEATS):
@@ -44,6 +47,6 @@ def milliseconds(f: Callable[[], Any], beaten: float = math.inf) -> float:
         end.record()
         end.synchronize()
         took.append(begin.elapsed_time(end) / REPEATS)
-        if took[-1] > CLEARLY * beaten:
+        if took[-1] > CLEARLY * beaten or (len(took) > 1 and max(took) <= ALIKE * min(took)):
             break
     return min(took)
