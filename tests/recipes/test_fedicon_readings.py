@@ -14,6 +14,7 @@ from acclimate import recipes
 from acclimate.core import SGD, rng
 from acclimate.data import Digits, PerClass, TrainTest
 from acclimate.ops.augment import Views
+from acclimate.recipes import why
 from acclimate.shifts import Corrupted, Original, UnseenDomain
 
 ROOT = Path(__file__).parents[2]
@@ -281,3 +282,48 @@ def test_what_the_page_says_of_images_that_are_not_scaled_is_in_its_files():
     assert line.format(*said) in page
     assert "on USPS {:.1f} and {:.1f} (paper".format(*(c["USPS, not scaled"]["mean"] for c in (bn, mean))) in page
     assert all(bn[f"{d}, wrapped"]["mean"] < bn[d]["published"] - 12 for d in domains)
+
+
+def test_what_the_page_says_of_whole_files_with_wrapped_bytes_is_in_its_file():
+    page, domains = (ROOT / "docs/papers/fedicon.md").read_text(), ("MNIST", "SVHN", "USPS", "MNIST-M")
+    found = json.loads((ROOT / "results/causes/fedicon-wrapped.json").read_text())["accuracy"]["fedicon/table1"]
+    whole, five = found["74 per class"], ("Local", "FedAvg", "FedBN", "Tent", "FedICON")
+    assert tuple(whole) == five
+    for row, c in whole.items():
+        assert f"| {row}, wrapped | {' | '.join(numbers(c[d + ', wrapped']) for d in domains)} |" in page
+        assert f"| {row}, paper | {' | '.join(format(c[d]['published'], '.1f') for d in domains)} |" in page
+
+    def off(reading, test, rows=five):
+        """How far every number is from the published one."""
+        cells = ((row, d, found[reading][row]) for row in rows for d in domains)
+        return {(row, d): c[d + test]["mean"] - c[d]["published"] for row, d, c in cells}
+
+    def told(reading, test, rows=five):
+        """Numbers within 3 points, and the median difference."""
+        apart = [abs(x) for x in off(reading, test, rows).values()]
+        return sum(x <= 3 for x in apart), f"{median(apart):.1f}"
+
+    wrapped = off("74 per class", ", wrapped")
+    near = {place for place, x in wrapped.items() if abs(x) <= 3}
+    assert told("74 per class", ", wrapped") == (12, "2.7") and "12 of these 20 numbers are within 3 points" in page
+    assert told("as it is", "") == (3, "10.6") and told("74 per class", "") == (0, "22.4")
+    assert not [place for place in near if place[1] == "USPS"]
+    high = [wrapped[row, "USPS"] for row in five]
+    assert f"by {min(high):.0f} to {max(high):.0f} points" in page and "USPS stays 7 to 20 points" in why.WRAPPED
+    meant = {(m, d) for reason, d, methods in why.READ if reason is why.WRAPPED for m in methods}
+    assert meant == near
+    best = {d: max(five, key=lambda row: whole[row][f"{d}, wrapped"]["mean"]) for d in domains}
+    assert best == {"MNIST": "FedICON", "SVHN": "FedICON", "USPS": "FedICON", "MNIST-M": "Tent"}
+    tent, bn = (
+        [c[f"{d}, not scaled"]["mean"] - c[d]["mean"] for d in domains] for c in (whole["Tent"], whole["FedBN"])
+    )
+    assert max(map(abs, tent)) <= 0.2
+    assert (
+        "by {:.1f} points on MNIST, by {:.1f} on SVHN, by {:.1f} on USPS and by {:.1f} on MNIST-M".format(
+            *(-x for x in bn)
+        )
+        in page
+    )
+    rows = tuple(found["30 per class"])
+    some = [told("30 per class", test, rows) for test in (", wrapped", ", not scaled", "")]
+    assert len(rows) == 11 and [n for n, _ in some] == [9, 8, 9] and [m for _, m in some[1:]] == ["6.9", "16.6"]
