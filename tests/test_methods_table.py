@@ -76,15 +76,16 @@ def test_a_table_names_seeds_and_settings_and_has_the_best_first(methods):
 
 
 def test_a_method_that_diverges_has_a_row_that_says_so_and_others_go_on(methods, monkeypatch, tmp_path, capsys):
-    measured, seen = methods.measured_of, []
+    measured, seen = methods.measured_together, []
 
-    def of(run, given):
+    def of(runs, given):
+        (run,) = runs
         seen.append(getattr(run.backend, "precision", "fp32"))
         if isinstance(run.method, ac.methods.FedProx):
             raise ArithmeticError("round 1: client 0 is not finite")
-        return measured(run, given)
+        return measured(runs, given)
 
-    monkeypatch.setattr(methods, "measured_of", of)
+    monkeypatch.setattr(methods, "measured_together", of)
     asked(monkeypatch, methods, "--out", tmp_path / "rows.json")
     found = json.loads((tmp_path / "rows.json").read_text())
     assert found["rows"]["fedprox 0"] == {"method": "fedprox", "seed": 0, "failed": "round 1: client 0 is not finite"}
@@ -94,9 +95,9 @@ def test_a_method_that_diverges_has_a_row_that_says_so_and_others_go_on(methods,
     assert "| fedprox | diverges |  |  | 0 |" in text and text.count("diverges") == 1
     with pytest.raises(SystemExit, match="rows are of"):
         asked(monkeypatch, methods, "--precision", "bf16", "--out", tmp_path / "rows.json")
-    monkeypatch.setattr(methods, "measured_of", lambda run, given: (seen.append(run.backend.precision), {})[1])
+    monkeypatch.setattr(methods, "measured_together", lambda runs, given: seen.append(runs[0].backend.precision))
     methods.trained(
-        "local", methods.argparse.Namespace(data="digits", clients=2, rounds=1, device="cpu", precision="bf16"), 0
+        "local", methods.argparse.Namespace(data="digits", clients=2, rounds=1, device="cpu", precision="bf16"), [0]
     )
     assert seen == ["fp32", "fp32", "bf16"]
 
