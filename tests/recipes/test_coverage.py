@@ -466,6 +466,36 @@ def test_what_the_page_says_of_quickdraw_is_in_its_files():
     assert f"fall to {rows['FedAvg']['0'][0]:.1f} and {rows['pFedMe']['0'][0]:.1f} on MNIST" in page
 
 
+def test_what_the_page_says_of_the_full_width_is_in_its_file():
+    page, domains = (ROOT / "docs/papers/fedpcl.md").read_text(), ("MNIST", "SVHN", "USPS", "MNIST-M")
+    section = page.split("### On a network of full width that has seen QuickDraw\n")[1].split("\n### ")[0]
+    found = json.loads((ROOT / "results/causes/quickdraw-full.json").read_text())
+    cells = json.loads((ROOT / "results/fedpcl/table2-paper-resnet18.json").read_text())["cells"]
+    theirs = {(c["row"], c["column"]): c["published"]["mean"] for c in cells if c.get("published")}
+    assert f"{found['study']['backbone']['nearest means']:.1f} % of the kinds" in section
+    assert found["study"]["backbone"]["digest"] in section
+    ways = {
+        way: {row: [sum(v) / len(v) for v in zip(*seeds.values(), strict=True)] for row, seeds in rows.items()}
+        for way, rows in ((w, found["accuracy"][w]["feature Digit-5"]) for w in ("released", "paper"))
+    }
+    four, off = ("FedAvg", "FedProto", "Solo", "FedPCL"), []
+    for row in four:
+        assert len(found["accuracy"]["released"]["feature Digit-5"][row]) == 3
+        told = [theirs[row, f"single {d}"] for d in domains]
+        line = zip(ways["released"][row], ways["paper"][row], told, strict=True)
+        assert f"| {row} | {' | '.join('{:.1f} ({:.1f}, {:.1f})'.format(*cell) for cell in line)} |" in section
+        off += [abs(a - b) for a, b in zip(ways["released"][row], told, strict=True)]
+    assert f"{median(off):.1f} points from the paper in the median" in section
+    for way, first in (("released", True), ("paper", False)):
+        for i in range(4):
+            assert (max(four, key=lambda row, w=way, i=i: ways[w][row][i]) == "FedPCL") is first, (way, domains[i])
+    order = sorted(four, key=lambda row: -ways["released"][row][0])
+    assert order == sorted(four, key=lambda row: -theirs[row, "single MNIST"])
+    above = [ways["paper"][row][0] - theirs[row, "single MNIST"] for row in ("FedAvg", "Solo", "FedRep")]
+    assert f"{min(above):.0f} to {max(above):.0f} points above the paper on MNIST" in section
+    assert all(set(ways["released"][row]) == {10.0} for row in ("Per-FedAvg", "FedRep"))
+
+
 def test_means_of_four_domains_are_near_those_of_the_paper():
     """FedPCL's Table 2, one backbone: which means of ours lie within 3 points of the paper's own four domains."""
     here = coverage_page.covered(RECIPES, ROOT / "results", "")
