@@ -351,6 +351,29 @@ def test_a_cluster_of_its_own_listens_on_loopback_and_ends_with_the_last_engine(
 
 
 @pytest.mark.slow
+def test_a_program_keeps_its_own_answer_to_sigterm():
+    """Else `run backend=ray` would end without a word when it is asked to, and a forked child might not end."""
+    code = """
+    import signal
+    from acclimate.backends.workers import ray_cluster
+
+    def own(*_):
+        pass
+
+    for before in (own, signal.SIG_DFL):
+        signal.signal(signal.SIGTERM, before)
+        connection = ray_cluster.Connection(cores=1)
+        during = signal.getsignal(signal.SIGTERM)
+        assert (during is own) == (before is own) and callable(during), during
+        connection.end()
+        assert signal.getsignal(signal.SIGTERM) is before, signal.getsignal(signal.SIGTERM)
+    print("kept")
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=240)
+    assert ran.stdout.strip().endswith("kept"), ran.stderr
+
+
+@pytest.mark.slow
 def test_a_cluster_given_by_address_stays():
     alone("""
         from acclimate.backends.workers.ray_cluster import imported

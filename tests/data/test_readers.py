@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
-import multiprocessing
 import os
 import pickle
 import pickletools
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -524,22 +525,48 @@ def test_left_overs_of_killed_processes_are_swept(tmp_path: Path) -> None:
     assert new.exists()
 
 
-def _build(job: tuple[Path, Path, bool]) -> tuple[int, int]:
-    path, folder, locked = job
-    os.environ["ACCLIMATE_CACHE"] = str(folder)
-    if not locked:
-        cache._lock = lambda entry: open(os.devnull)  # type: ignore[assignment]  # noqa: SIM115 - as on systems without locks
-    read = Counted()
-    made = cache.fetch("m:Set", {}, path.parent, [path], read)
-    return int(made.x.sum()), read.calls
+BUILD = """
+import os, sys, time
+from pathlib import Path
+from acclimate.data import cache
+from test_readers import Counted
+
+class Slow(Counted):
+    def __call__(self):
+        time.sleep(0.3)  # so that all of them want to build
+        return super().__call__()
+
+if sys.argv[2] == "unlocked":
+    cache._lock = lambda entry: open(os.devnull)  # as on systems without locks
+path, read = Path(sys.argv[1]), Slow()
+print("ready", flush=True)
+sys.stdin.readline()
+made = [cache.fetch("m:Set", {}, path.parent, [path], read) for _ in range(2)]
+print(*(int(m.x.sum()) for m in made), read.calls)
+"""
 
 
 @pytest.mark.parametrize("locked", [True, False])
 def test_several_processes_may_build_at_once(tmp_path: Path, locked: bool) -> None:
+    """Processes of their own: a fork of this one has its locks and its signals, and may never end."""
     path = source(tmp_path)
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        found = pool.map(_build, [(path, cache_folder(), locked)] * 8, chunksize=1)
-    assert {total for total, _ in found} == {int(parsed().x.sum())}
-    calls = sum(c for _, c in found)
-    assert calls == 1 if locked else calls >= 1
+    command = [sys.executable, "-c", BUILD, str(path), "locked" if locked else "unlocked"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for _ in range(3):
+            process = stack.enter_context(subprocess.Popen(command, env=environment, text=True, **pipes))  # type: ignore[call-overload]
+            stack.callback(process.kill)
+            processes.append(process)
+        for process in processes:
+            assert process.stdout.readline() == "ready\n", process.stderr.read()
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        told = [process.communicate(timeout=120) for process in processes]
+    found = [[int(part) for part in said.split()] for said, _ in told]
+    assert {total for *totals, _ in found for total in totals} == {int(parsed().x.sum())}, told
+    calls = sum(line[-1] for line in found)
+    assert calls == 1 if locked else calls > 1
     assert len(entries()) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import threading
 from typing import Any, ClassVar, NamedTuple
 
@@ -56,6 +57,12 @@ def described(resources: dict[str, float]) -> str:
     return f"CPU={resources.get('CPU', 0):g}, GPU={resources.get('GPU', 0):g}"
 
 
+def _answer(handler: Any) -> None:
+    """Let SIGTERM do what it did before Ray, which sets its own in the main thread alone, as Python allows."""
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
 class Connection:
     """This process's connection to a cluster. All engines share it; the last of them ends a connection made here.
 
@@ -66,13 +73,18 @@ class Connection:
     _users: ClassVar[int] = 0
     """How many engines use a connection that was made here."""
     _lock: ClassVar[threading.RLock] = threading.RLock()
+    _asked: ClassVar[Any] = None
+    """What SIGTERM did before Ray was started here: Ray sets an answer of its own, and keeps it when it ends."""
 
     def __init__(self, address: str | None = None, cores: float = 0) -> None:
         with self._lock:
             ray = imported(local=address is None)
             if not ray.is_initialized():
                 Connection._users = 0
+                Connection._asked = signal.getsignal(signal.SIGTERM)
                 self._begin(ray, address, cores)
+                if callable(Connection._asked):  # the program's own way to end; without one, Ray's ends its cluster
+                    _answer(Connection._asked)
                 self.ours = True
             else:
                 here = ray.get_runtime_context().gcs_address
@@ -108,3 +120,4 @@ class Connection:
             Connection._users -= 1
             if Connection._users == 0:
                 imported().shutdown()
+                _answer(Connection._asked)
