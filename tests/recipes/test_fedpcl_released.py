@@ -58,6 +58,8 @@ def test_clients_are_dealt_images_as_by_the_published_loader():
     digits, office = made(shift="label").data, made(data="Office-10", shift="label").data
     assert digits.data.data.domains == ("mnistm",) and digits.data.data.part == "all" and digits.data.each == 550
     assert digits.partition == office.partition == Dirichlet(1.0, "natural", floor=30)
+    many = [made(shift="label", clients=n).data for n in (20, 40, 80)]  # a batch of 32 out of a third, and out of 2 / 3
+    assert [d.partition.floor for d in many] == [30, 96, 48]
     assert (digits.clients, digits.fraction, office.clients, office.fraction) == (5, 1.0, 5, 0.8)
     assert digits.split == (1 / 11, 0.0, 1 - 1 / 11) and office.split == (0.5, 0.0, 0.5)
     for clients, share, each in ((40, 1 / 3, 1200), (80, 1 / 1.5, 1200)):

@@ -10,6 +10,7 @@ eighty clients hold a part, from all. With `code="released"` all is as in the pu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -266,7 +267,8 @@ class FrozenFederation:
             return ByDomain(), domains, split
         clients = self.clients or 5
         share = TRAINED[clients] if self.data == "Digit-5" else 0.5
-        return Dirichlet(self.alpha, "natural", floor=30), clients, (share, 0.0, 1 - share)
+        floor = 30 if clients <= COHORT else math.ceil(WORK.batch / share)  # many have less: each needs a whole batch
+        return Dirichlet(self.alpha, "natural", floor=floor), clients, (share, 0.0, 1 - share)
 
 
 @dataclass(frozen=True)
