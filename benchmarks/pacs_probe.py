@@ -73,15 +73,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/causes/pacs-probe.json"))
     given = parser.parse_args()
     found: dict[str, Any] = {}
-    for pixels in given.pixels:
-        features = encoded(given.backbone, pixels, given.size)
+    for side in given.pixels:
+        features = encoded(given.backbone, side, given.size)
         own = {held: [probed(features, held, seed) for seed in range(given.seeds)] for held in PACS4.domains}
         for held, tried in own.items():
-            print(f"{pixels} pixels:", held, tried, flush=True)
-        found[str(pixels)] = own
-    study = {"backbone": Path(given.backbone).name, "pixels": given.pixels, "shown at": given.size}
-    study["seeds"] = given.seeds
-    body = {"study": study, "environment": environment(torch.device("cpu")), "left out": found}
+            print(f"{side} pixels:", held, tried, flush=True)
+        found[str(side)] = own
+    pixels = given.pixels if len(given.pixels) > 1 else given.pixels[0]
+    study = {"backbone": given.backbone, "pixels": pixels, "shown at": given.size, "seeds": given.seeds}
+    several = found if len(given.pixels) > 1 else own
+    body = {"study": study, "environment": environment(torch.device("cpu")), "left out": several}
     write(given.out, body)
 
 
