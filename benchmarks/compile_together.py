@@ -4,7 +4,9 @@ What a workload's rehearsals leave out is noted on a GPU that is not there (`pre
 rehearsal does, each time into an empty cache and then again, with the C code of the launchers where this Triton has
 any. Prints seconds of the clock and of the processor. Other programs disturb the former: look at the load beside it.
 `modelled` does not look at the clock: one child after the other takes a task, and the processor seconds of all tell
-when the last of them would end on so many cores, each of which takes the next task when it is done with one.
+when the last of them would end on so many cores, each of which takes the next task when it is done with one. `passes`
+are processor seconds of Python that the work takes before it is replayed: it is gone through to note what it launches,
+to run it and to record it. Tensors without numbers take longer there than a GPU's.
 
     python benchmarks/compile_together.py [--only recording] [--ways children threads alone] [--out figures.json]
     python benchmarks/compile_together.py --ways modelled --cores 16
@@ -121,7 +123,10 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=16, help="cores that `modelled` is for")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     given = parser.parse_args()
+    began = time.process_time()
     launches = noted_for([given.only])[given.only].items()
+    passes = round(time.process_time() - began, 2)
+    print(f"Python's passes over the work {passes:.1f} s")
     noted = {key: (launch.kernel, launch.purpose) for key, launch in launches if launch.together}
     triton.runtime.cache.triton_key()  # once in a process, whatever is compiled
     found = []
@@ -133,6 +138,7 @@ def main() -> None:
     if given.out:
         report = {"schema": "acclimate.compile_together/1", **environment(torch.device("cpu"))}
         report |= {"triton": triton.__version__, "cores": forked.cores(), "workload": given.only, "ways": found}
+        report["passes"] = passes
         store.write(given.out, json.dumps(report, indent=1) + "\n")
 
 

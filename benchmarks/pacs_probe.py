@@ -6,8 +6,10 @@ least squares with a ridge that is chosen on the training domains' validation ex
 rate, no rounds and no augmentation. What it knows more than the fine-tuned model, training has not learned.
 
     python benchmarks/pacs_probe.py [--seeds 3] [--size 128] [--out results/causes/pacs-probe.json]
+    python benchmarks/pacs_probe.py --backbone resnet18@resnet18.pth --size 224 --pixels 64,32 --out FILE
 
-Percent by the domain left out: `validation` is of the three training domains, `unseen` of the one left out.
+Percent by the domain left out: `validation` is of the three training domains, `unseen` of the one left out. With
+several `--pixels` images are read at each of them and shown at the same size: what a domain loses with its pixels.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from harness import environment, parser_of, write
+from harness import environment, integers, parser_of, write
 from torch import Tensor
 
 from acclimate.data import PACS, Features
@@ -55,22 +57,32 @@ def probed(features: Tensor, held: str, seed: int) -> dict[str, float]:
     return {"ridge": best, "validation": round(known[best], 2), "unseen": round(unseen, 2)}
 
 
+def encoded(backbone: str, pixels: int, size: int) -> Tensor:
+    """The features of all images of PACS, read at so many pixels and shown at this size."""
+    images = PACS(size=pixels, domains=tuple(PACS4.domains.values()))
+    return Features(data=images, encoder=Frozen((backbone,), size=size)).load().x.double()
+
+
 def main() -> None:
     """Encode once, probe every domain, and write."""
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--backbone", default="efficientnet-lite0")
+    parser.add_argument("--pixels", type=integers, default=[PACS4.size])
     parser.add_argument("--out", type=Path, default=Path("results/causes/pacs-probe.json"))
     given = parser.parse_args()
-    images = PACS(size=PACS4.size, domains=tuple(PACS4.domains.values()))
-    encoder = Frozen(("efficientnet-lite0",), size=given.size)
-    features = Features(data=images, encoder=encoder).load().x.double()
     found: dict[str, Any] = {}
-    for held in PACS4.domains:
-        found[held] = [probed(features, held, seed) for seed in range(given.seeds)]
-        print(held, found[held], flush=True)
-    study = {"backbone": encoder.backbones[0], "pixels": 64, "shown at": given.size, "seeds": given.seeds}
-    body = {"study": study, "environment": environment(torch.device("cpu")), "left out": found}
+    for side in given.pixels:
+        features = encoded(given.backbone, side, given.size)
+        own = {held: [probed(features, held, seed) for seed in range(given.seeds)] for held in PACS4.domains}
+        for held, tried in own.items():
+            print(f"{side} pixels:", held, tried, flush=True)
+        found[str(side)] = own
+    pixels = given.pixels if len(given.pixels) > 1 else given.pixels[0]
+    study = {"backbone": given.backbone, "pixels": pixels, "shown at": given.size, "seeds": given.seeds}
+    several = found if len(given.pixels) > 1 else own
+    body = {"study": study, "environment": environment(torch.device("cpu")), "left out": several}
     write(given.out, body)
 
 

@@ -139,6 +139,11 @@ def test_toml_and_seeds(tmp_path, here):
         (["run", "roundz=3"], "did you mean 'rounds'"),
         (["run", "rounds=x"], "'x' is not a whole number"),
         (["run", "method=fedavgg"], "did you mean 'fedavg'"),
+        (["run", "filters=dp"], "did you mean 'central-dp' or 'local-dp'? allowed: median"),
+        (
+            ["run", "data=phrases", "model=cnn"],
+            "shape (64,); without model= the kind of data chooses one: mlp for rows",
+        ),
         (["run", "data.clients=0"], "clients=0 must be a whole number of at least 1"),
         (["run", "--rounds", "3"], "settings are written key=value, for example rounds=..."),
         (["run", "rounds=0"], "rounds=0"),

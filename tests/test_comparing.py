@@ -364,17 +364,18 @@ def test_a_stream_that_one_side_lacks_is_named_and_the_others_are_compared(tmp_p
     """As where an adapter diverged on one stream with one seed, and was not tested on another."""
     for seed in (0, 1):
         own = {("original", "last"): [0.5, 0.6], ("mixture", "last"): [0.5, 0.6], ("natural", "last"): [0.1, 0.2]}
-        run_folder(tmp_path / f"a{seed}", "fedavg", seed, own)
+        run_folder(tmp_path / f"a{seed}", "fedavg", seed, own | {("blend", "last"): [0.1, 0.2]})
         less = {("original", "last"): [0.7, 0.8]} | ({("mixture", "last"): [0.7, 0.8]} if seed else {})
         run_folder(tmp_path / f"b{seed}", "fedthe", seed, less)
     found = compare.compare(tmp_path)
     assert [d.stream for d in found.differences] == ["original"]
     assert found.not_shared == {
         "natural": "which only fedavg has",
+        "blend": "which only fedavg has",
         "mixture": "which fedavg has with seeds 0 and 1, and fedthe has with seed 1",
     }
     assert found.caveat() == (
-        "Left out: natural, which only fedavg has. "
+        "Left out: natural and blend, which only fedavg has. "
         "Left out: mixture, which fedavg has with seeds 0 and 1, and fedthe has with seed 1."
     )
     assert json.loads(found.to_json())["not_shared"] == found.not_shared

@@ -226,7 +226,7 @@ def test_the_command_writes_torchs_format_and_keeps_a_fixed_batch(fit, run):
         answer(X[:3] / 255)
     assert about["input"]["shape"] == [2, 3, 10, 10] and about["mean"] == [0.3, 0.4, 0.5]
     assert b"module.py" not in path.read_bytes()
-    again = called(run, "--to", "torch-export")
+    again = called(run, "-o", path)  # the ending says the format
     assert isinstance(again.exception, RunError) and "--overwrite" in str(again.exception)
 
 
@@ -234,6 +234,11 @@ def test_the_command_writes_torchs_format_and_keeps_a_fixed_batch(fit, run):
     ("words", "message"),
     [
         (("--to", "tflite"), "--to tflite must be one of onnx, torch-export"),
+        (("--out", "model.bin"), "--out model.bin must end in .onnx or .pt2"),
+        (
+            ("--out", "model.onnx", "--to", "torch-export"),
+            "--out model.onnx must end in .pt2, as --to torch-export writes",
+        ),
         (("--batch", "many"), "--batch many must be dynamic or a number"),
         (("--batch", "0"), "batch=0 must be at least 1"),
         (("--client", "9"), "client=9 must be from 0 to 2"),
@@ -242,7 +247,7 @@ def test_the_command_writes_torchs_format_and_keeps_a_fixed_batch(fit, run):
     ],
 )
 def test_bad_input_is_named_and_nothing_is_written(words, message, run, tmp_path):
-    done = called(run, "-o", tmp_path / "file", *words)
+    done = called(run, "-o", tmp_path / "file.onnx", *words)
     assert isinstance(done.exception, ValueError) and message in str(done.exception)
     assert list(tmp_path.iterdir()) == []
 

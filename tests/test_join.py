@@ -219,9 +219,8 @@ def test_the_command_adapts_tells_and_writes(fit, run_folder, tmp_path):
 
 def test_the_command_takes_another_adapter_and_nothing_else(fit, run_folder, tmp_path):
     np.save(tmp_path / "mine.npy", newcomer(fit).numpy())
-    done = command(
-        run_folder, tmp_path / "mine.npy", "adapters=tent-all", "adapters.tent-all.steps=2", "-o", tmp_path / "t"
-    )
+    loud = (tmp_path / "mine.npy").rename(tmp_path / "MINE.NPY")
+    done = command(run_folder, loud, "adapters=tent-all", "adapters.tent-all.steps=2", "-o", tmp_path / "t")
     assert done.exit_code == 0, done.output
     assert load_joined(tmp_path / "t").adapter == ac.adapters.Tent(params="all", steps=2)
     for settings, says in (
@@ -230,7 +229,7 @@ def test_the_command_takes_another_adapter_and_nothing_else(fit, run_folder, tmp
         (["adapters=none,tent-all"], "name one adapter"),
         (["adapters=tent"], "Tent needs normalisation layers"),
     ):
-        refused = command(run_folder, tmp_path / "mine.npy", *settings, "-o", tmp_path / "no")
+        refused = command(run_folder, loud, *settings, "-o", tmp_path / "no")
         assert says in str(refused.exception)
     assert not (tmp_path / "no").exists()
 

@@ -26,6 +26,7 @@ from acclimate.leaderboard.folder import Rerun, file_name, read, rerun, submit
 from acclimate.leaderboard.submission import _answered, _refusals, _seed, digest, text
 from acclimate.leaderboard.sweep import entries
 from acclimate.leaderboard.tracks import as_frozen, freeze, mismatch
+from acclimate.models import CNN
 from acclimate.running import run as api
 from acclimate.shifts.base import frost
 from acclimate.store import find_runs
@@ -203,6 +204,22 @@ def other_rounds(body):
     body["config"]["rounds"] = 500
 
 
+def other_skew(body):
+    body["config"]["data"]["partition"]["alpha"] = 9.5
+
+
+def other_batch(body):
+    body["config"]["streams"][1]["batch"] = 7
+
+
+def other_model(body):
+    body["config"]["model"] = encode(CNN())
+
+
+def fewer_streams(body):
+    body["config"]["streams"] = body["config"]["streams"][:1]
+
+
 def other_round(body):
     body["rows"][0]["round"] = 9
 
@@ -240,7 +257,11 @@ REASONS = {
     missing_row: "is missing; an adapter is submitted with all streams and seeds",
     better_client: "cannot have accuracy 0.987654",
     better_mean: "is not the mean over clients",
-    other_rounds: "config: rounds is not the track's; it must be 10",
+    other_rounds: r"config: rounds is 500, and the track's is 10; `python -m acclimate.leaderboard run small",
+    other_skew: r"config: data\.partition\.alpha is 9\.5, and the track's is 0\.05;",
+    other_batch: r"config: streams\[1\]\.batch is 7, and the track's is 32;",
+    other_model: r"config: model is CNN, and the track's is MLP;",
+    fewer_streams: r"config: streams is \[Original\], and the track's is \[Original, Corrupted, ",
     other_round: "none / original / 0: it is of round 9, and the track tests round 10",
     extra_adapter: "rows: adapter magic is not in the configuration",
     no_error_at_all: "ece -0.1 are not possible",
@@ -406,7 +427,7 @@ def test_a_run_of_another_experiment_cannot_be_submitted(tmp_path):
     (found,) = find_runs(tmp_path / "run")
     ((_, stream),) = api.streams_of(world, experiment.streams).values()
     assert _seed(found.load())["streams"] == {"original": names(stream)}
-    with pytest.raises(Unfit, match="commit=|config: data is not the track's"):
+    with pytest.raises(Unfit, match="commit=|config: data.clients is 4, and the track's is 10"):
         submit(tmp_path / "run", "small", "defaults", tmp_path / "board")
     assert not (tmp_path / "board").exists()
     with pytest.raises(ValueError, match="track small fixes data"):

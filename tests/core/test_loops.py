@@ -46,6 +46,29 @@ def test_every_step_runs_in_fixed_places_with_the_numbers_of_the_unrolled_loop()
     assert torch.equal(plain[1]["t"][0, :, 0], torch.arange(6.0))
 
 
+def test_what_all_clients_share_becomes_their_own_and_keeps_its_numbers():
+    shared = {"a": torch.tensor([1.0, float("nan"), -0.0]), "n": torch.tensor(7), "none": torch.zeros(0)}
+
+    def given(x, own):
+        start = {**shared, "own": own}
+        state = loops.spread(start, x)
+        assert state["own"] is own and all(loops.functorch.is_batchedtensor(v) for v in state.values())
+        assert loops.spread(start, x[:0]) is start
+        return state
+
+    found = vmap(given)(X * float("nan"), X)
+    for name, value in shared.items():
+        assert found[name].shape == (3, *value.shape) and found[name].dtype == value.dtype
+        assert all(row.numpy().tobytes() == value.numpy().tobytes() for row in found[name])
+    assert loops.spread(shared, X) is shared  # nobody's own without vmap
+
+
+def test_on_a_device_that_records_the_first_step_has_the_form_of_all_others():
+    with driven(driver := Counting()):
+        vmap(walked, in_dims=(0, None))(X.to("meta"), torch.ones(2, device="meta"))
+    assert driver.taken == [6]
+
+
 def test_a_state_that_swaps_its_leaves_is_read_before_it_is_written():
     start = {"a": torch.tensor(1.0), "b": torch.tensor(2.0)}
     with driven(Stepwise()):

@@ -6,7 +6,7 @@ import shlex
 import shutil
 from collections import Counter
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 from typer.testing import CliRunner
@@ -419,6 +419,24 @@ def test_numbers_of_a_stand_in_are_near_the_paper_from_its_own_network():
     }
     meant = [(c.table, dict(c.where)) for c in why.CAUSES if c.why == why.STAND_IN]
     assert {(t, m, d) for t, where in meant for m in where["method"] for d in where["domain"]} == near
+
+
+def test_what_is_said_of_pixels_is_in_its_files():
+    """PACS read at 64 and at 32 pixels; and our means, were Photo and Art the paper's."""
+    found = json.loads((ROOT / "results/causes/pacs-pixels.json").read_text())["left out"]
+    domains = ("Photo", "Art", "Cartoon", "Sketch")
+    more, less = ([fmean(t["unseen"] for t in found[n][d]) for d in domains] for n in ("64", "32"))
+    lost = [f"{a - b:.1f}" for a, b in zip(more, less, strict=True)]
+    assert f"knows {lost[0]} points more of Photo and {lost[1]} more of Art" in why.PIXELS
+    assert f"and {lost[2]} more of Cartoon" in why.PIXELS and float(lost[3]) < 0
+    page = (ROOT / "docs/papers/fedspl.md").read_text()
+    for known in (more, less):
+        assert "{:.1f}, {:.1f}, {:.1f} and {:.1f} %".format(*known) in page
+    assert f"cost photographs {lost[0]} points and paintings {lost[1]}" in page
+    cells = json.loads((ROOT / "results/fedspl/tenfold-paper-resnet18.json").read_text())["cells"]
+    off = {(c["row"], c["column"]): c["difference"] for c in cells if c.get("published")}
+    for row in ("FedAvg", "Tent", "FedSPL"):
+        assert off[row, "Avg"] < -3.0 and abs(off[row, "Cartoon"] + off[row, "Sketch"]) / 4 < 3.0
 
 
 def test_what_is_said_of_quickdraw_is_in_its_files():

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..core import SGD, Adapter, Augment, Optimizer, Predict, Task, Tree, check, rng
 from ..core.gradient import grad
+from ..core.loops import Time, repeat
 from ..ops import requirements
 from ..ops.augment import FlipCrop
 from ..ops.masks import mean_of
@@ -86,14 +87,16 @@ class MBSL(Adapter):
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
     ) -> Tree:
         own = {"rows": torch.arange(len(x), device=x.device), "n": real.sum()}
-        now = {"teacher": state["teacher"], "student": state["teacher"], "opt": self.opt.init(state["teacher"])}
-        now |= {"grown": torch.ones((), device=x.device), "j": torch.zeros((), device=x.device)}
-        for epoch in range(self.epochs):
-            this = rng.fold(key, "epoch", epoch)
+
+        def epoch(t: Time, now: Tree) -> tuple[Tree, Tree]:
+            this = rng.fold(key, "epoch", t)
             labels = of_all(partial(self._taught, predict, model, now["teacher"]), x, own["n"], this)
             seen, delta = {"x": x, **labels, "who": own["rows"]}, {"delta": mean_of(labels["margin"], real)}
-            now = one_pass(partial(self._learn, predict, model), now, seen, delta, own, self.batch, this)
-        return {"teacher": now[self.equations.answers]}
+            return one_pass(partial(self._learn, predict, model), now, seen, delta, own, self.batch, this), {}
+
+        now = {"teacher": state["teacher"], "student": state["teacher"], "opt": self.opt.init(state["teacher"])}
+        now |= {"grown": torch.ones((), device=x.device), "j": torch.zeros((), device=x.device)}
+        return {"teacher": repeat(epoch, now, self.epochs, x)[0][self.equations.answers]}
 
     def _taught(self, predict: Predict, model: Tree, teacher: Tree, x: Tensor, key: rng.Key) -> Tree:
         """What the teacher says of samples, by its answers on views of them."""

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, Work, check, rng
+from ..core.loops import Time, repeat
 from ..ops.losses import entropy
 from ..ops.unlabelled import answers, tune
 
@@ -59,11 +60,12 @@ class SHOT(Adapter):
             labelled = F.cross_entropy(out.logits, batch["y"])
             return information(out.logits) + self.beta * labelled, out.buffers
 
-        vars, once = state["vars"], Work(epochs=1, batch=self.batch)
-        for epoch in range(self.epochs):
+        def epoch(t: Time, vars: Tree) -> tuple[Tree, Tree]:
             labels = pseudo_labels(*answers(predict, {**model, "vars": vars}, x), real)
-            vars = tune(loss, vars, x, real, labels, self.opt, once, rng.fold(key, epoch), only=task.body)
-        return {"vars": vars}
+            return tune(loss, vars, x, real, labels, self.opt, once, rng.fold(key, t), only=task.body), {}
+
+        once = Work(epochs=1, batch=self.batch)
+        return {"vars": repeat(epoch, state["vars"], self.epochs, x)[0]}
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

@@ -15,7 +15,9 @@ SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     client: Annotated[int, typer.Option(help="Whose model, from 0.")] = 0,
-    to: Annotated[str, typer.Option(help="The format: onnx, or torch-export.")] = "onnx",
+    to: Annotated[
+        str | None, typer.Option(help="The format: onnx, or torch-export (default: as the file's ending says; onnx).")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="The file (default: RUN/client-N.onnx, .pt2).")
     ] = None,
@@ -29,8 +31,7 @@ def export(
 
     Normalisation is in the file: it takes pixels and gives logits. Class names are in its metadata.
     """
-    if to not in SUFFIXES:
-        raise ValueError(f"--to {to} must be one of {', '.join(SUFFIXES)}")
+    to = _format(to, out)
     if batch != "dynamic" and not batch.isdecimal():
         raise ValueError(f"--batch {batch} must be dynamic or a number")
     target = out or run / f"client-{client}{SUFFIXES[to]}"
@@ -50,3 +51,17 @@ def export(
     typer.echo(f"{done.about['label']}, client {client}, model of round {done.about['round']}")
     typer.echo(f"checked with batches of {sizes}: logits differ by at most {done.difference:.1e}")
     typer.echo(f"wrote {target}")
+
+
+def _format(to: str | None, out: Path | None) -> str:
+    """The format, by its name or by the file's ending; the two must not contradict each other."""
+    if to is not None and to not in SUFFIXES:
+        raise ValueError(f"--to {to} must be one of {', '.join(SUFFIXES)}")
+    if out is None:
+        return to or "onnx"
+    ending = out.suffix.lower()
+    fits = [name for name, suffix in SUFFIXES.items() if suffix == ending and to in (None, name)]
+    if not fits:
+        allowed = SUFFIXES[to] if to else " or ".join(SUFFIXES.values())
+        raise ValueError(f"--out {out} must end in {allowed}" + (f", as --to {to} writes" if to else ""))
+    return fits[0]

@@ -152,7 +152,7 @@ def samples(path: Path, shape: tuple[int, ...], raw: Raw | None = None) -> np.nd
         return raw.file(path)
     if path.suffix.lower() not in (".npy", ".npz"):
         raise ValueError(f"{path} ends in none of the known forms; {kinds}")
-    x = np.asarray(formats.npy(path)) if path.suffix == ".npy" else formats.npz(path, ("x",))["x"]
+    x = np.asarray(formats.npy(path)) if path.suffix.lower() == ".npy" else formats.npz(path, ("x",))["x"]
     return images.channels_first(x, f"{path}: x") if x.dtype == np.uint8 and x.ndim in (3, 4) else x
 
 

@@ -88,14 +88,27 @@ def repeat(body: Body, state: Tree, count: int, like: Tensor, needed: Needed | N
     A recording that was made for larger clients leaves out steps that are not `needed`.
     """
     driver = _driver.get()
-    if driver is not None and count >= LEAST and not differentiates():
-        return driver.repeat(body, state, count, like, needed)
+    if count >= LEAST and not differentiates():
+        if like.device.type != "cpu":  # a CPU records nothing, and takes a step on shared weights in one large product
+            state = spread(state, like)
+        if driver is not None:
+            return driver.repeat(body, state, count, like, needed)
     outs = []
     with _owning(False):
         for t in range(count):
             state, out = body(t, state)
             outs.append(out)
     return state, _stacked(outs)
+
+
+def spread(state: Tree, like: Tensor) -> Tree:
+    """The state with what is one for all clients as each client's own, if `like` is: so the first step has the form of
+    all others, and is not recorded by itself, with kernels of its own."""
+    if not functorch.is_batchedtensor(like) or not like.numel():
+        return state
+    either = like[(0,) * like.dim()] == 0  # of the client, whatever it says
+    own: Tree = tree.map(lambda x: x if functorch.is_batchedtensor(x) else torch.where(either, x, x), state)
+    return own
 
 
 def chunked(f: Callable[[Tree], Tree], xs: Tree, chunk: int) -> Tree:

@@ -287,8 +287,9 @@ def option_of(hint: Any, value: Any) -> Any:
 
 
 def nearest(word: str, allowed: list[str]) -> str:
-    """`did you mean ...?` where something is near, then all that is allowed."""
+    """`did you mean ...?` where something is near, or has the word as a part; then all that is allowed."""
     by_small = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(word.lower(), by_small, n=1)
-    hint = f"did you mean '{by_small[close[0]]}'? " if close else ""
+    close = close or [name for name in by_small if word.lower() in name.replace("_", "-").split("-")]
+    hint = f"did you mean {' or '.join(repr(by_small[name]) for name in close)}? " if close else ""
     return f"{hint}allowed: {', '.join(allowed)}"

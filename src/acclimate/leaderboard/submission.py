@@ -186,11 +186,34 @@ def _check_config(body: Mapping[str, Any]) -> None:
     if body["name"] != experiment.label:
         raise Unfit(f"name={body['name']!r}, and the configuration is of {experiment.label!r}")
     given, wanted = fixed(experiment), fixed(track(body["track"]).experiment())
-    for name in FIXED:
-        if given[name] != wanted[name]:
-            raise Unfit(f"config: {name} is not the track's; it must be {json.dumps(wanted[name])}")
+    if other := next((d for name in FIXED if (d := _difference(name, given[name], wanted[name]))), None):
+        raise Unfit(
+            f"config: {other}; `python -m acclimate.leaderboard run {body['track']} SETTINGS` runs the track's own"
+        )
     if "oracle" in (body["config"].get("select") or ()):
         raise Unfit("config: select=oracle chooses adapters by test labels")
+
+
+def _difference(name: str, given: Any, wanted: Any) -> str:
+    """The first value in which a part of a configuration is not the track's, with its place; empty where none is."""
+    if given == wanted:
+        return ""
+    parts: list[tuple[str, Any, Any]] = []
+    if isinstance(given, Mapping) and isinstance(wanted, Mapping) and given.get("type") == wanted.get("type"):
+        parts = [(f"{name}.{k}", given.get(k), wanted.get(k)) for k in dict.fromkeys((*wanted, *given))]
+    elif isinstance(given, list) and isinstance(wanted, list) and _told(given) == _told(wanted):
+        parts = [(f"{name}[{i}]", *both) for i, both in enumerate(zip(given, wanted, strict=True))]
+    if parts:
+        return next(d for part in parts if (d := _difference(*part)))
+    return f"{name} is {_told(given)}, and the track's is {_told(wanted)}"
+
+
+def _told(value: Any) -> str:
+    """A value of a configuration, a record by its type alone."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_told, value))}]"
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    return str(kind).rpartition(":")[2] if kind else json.dumps(value)
 
 
 def _check_seeds(body: Mapping[str, Any], known: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import check
+from .shapes import need_images
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ class CCT:
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for images [channels, height, width]."""
-        if len(shape) != 3:
-            raise ValueError(f"CCT: needs images [channels, height, width], got inputs of shape {shape}")
+        need_images("CCT", shape)
         return _CCT(self, shape, num_classes)
 
 

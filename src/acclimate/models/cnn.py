@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..core import check
 from .norms import NormKind, norm_layer
+from .shapes import need_images
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ class CNN:
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for images [channels, height, width]."""
-        if len(shape) != 3:
-            raise ValueError(f"CNN: needs images [channels, height, width], got inputs of shape {shape}")
+        need_images("CNN", shape)
         return _CNN(self, shape, num_classes)
 
 

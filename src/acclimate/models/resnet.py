@@ -11,6 +11,7 @@ from ..core import check
 from ..core.nn.layers import any_order, norm_relu
 from . import checkpoints
 from .norms import NormKind, norm_layer
+from .shapes import need_images
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,7 @@ class ResNet20:
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for images [channels, height, width]."""
-        if len(shape) != 3:
-            raise ValueError(f"ResNet20: needs images [channels, height, width], got inputs of shape {shape}")
+        need_images("ResNet20", shape)
         net = _ResNet(self, shape[0], num_classes)
         if self.weights:
             checkpoints.fill(net, checkpoints.read(self.weights), self.weights, net.head_name)

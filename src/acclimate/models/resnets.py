@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..core import check
 from ..core.nn.layers import any_order, norm_relu
 from . import checkpoints
+from .shapes import need_images
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,7 @@ class ResNet:
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for images [channels, height, width]."""
-        if len(shape) != 3:
-            raise ValueError(f"ResNet: needs images [channels, height, width], got inputs of shape {shape}")
+        need_images("ResNet", shape)
         net = _ResNet(self, shape[0], num_classes)
         if self.weights:
             checkpoints.fill(net, checkpoints.read(self.weights), self.weights, net.head_name)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..core import check
 from .norms import NormKind, norm_layer
+from .shapes import need_images
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,7 @@ class _Stack(nn.Module):
     ) -> None:
         super().__init__()
         who = type(spec).__name__
-        if len(shape) != 3:
-            raise ValueError(f"{who}: needs images [channels, height, width], got inputs of shape {shape}")
+        need_images(who, shape)
         layers: list[nn.Module] = []
         channels = shape[0]
         for stage in stages:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..core import check
 from . import low_rank, vit_weights
 from .attention import attend
+from .shapes import need_images
 from .trunk_parts import add_norm, apply_mlp, norm_linear
 
 
@@ -50,8 +51,7 @@ class ViT:
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for images [channels, height, width]."""
-        if len(shape) != 3:
-            raise ValueError(f"ViT: needs images [channels, height, width], got inputs of shape {shape}")
+        need_images("ViT", shape)
         sides = shape[1:] if self.size is None else (self.size, self.size)
         if any(side % self.patch for side in sides):
             raise check.FieldError(

@@ -80,7 +80,8 @@ class Comparison:
             text.append("One seed: the interval covers the choice of clients, not that of splits and initial weights.")
         if self.left_out:
             text.append(f"Left out, because the two were tested on different examples: {', '.join(self.left_out)}.")
-        text += [f"Left out: {stream}, {who}." for stream, who in self.not_shared.items()]
+        for who in dict.fromkeys(self.not_shared.values()):
+            text.append(f"Left out: {listed([s for s, w in self.not_shared.items() if w == who])}, {who}.")
         return " ".join(text) or None
 
     def _rows(self) -> list[dict[str, Any]]:
