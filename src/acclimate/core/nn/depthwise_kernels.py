@@ -160,20 +160,18 @@ def _depthwise_slopes(
             for j in tl.static_range(wide):
                 seen = (inside & (col + j >= 0) & (col + j < long))[:, None] & known
                 v = tl.load(below + (i * long + j) * C, mask=seen, other=0.0).to(tl.float32)
-                new = ()
-                for tap in tl.static_range(K * K):
+                for o in tl.static_range(TALL * WIDE - 1, -1, -1):  # the first tap first
                     if (
-                        ((i - tap // K) % STEP == 0)
-                        and (i - tap // K >= 0)
-                        and (i - tap // K < TALL * STEP)
-                        and ((j - tap % K) % STEP == 0)
-                        and (j - tap % K >= 0)
-                        and (j - tap % K < WIDE * STEP)
+                        (i - o // WIDE * STEP >= 0)
+                        and (i - o // WIDE * STEP < K)
+                        and (j - o % WIDE * STEP >= 0)
+                        and (j - o % WIDE * STEP < K)
                     ):
-                        new = new + (sums[tap] + v * ways[(i - tap // K) // STEP * WIDE + (j - tap % K) // STEP],)
-                    else:
-                        new = new + (sums[tap],)
-                sums = new
+                        sums = (
+                            sums[0 : (i - o // WIDE * STEP) * K + j - o % WIDE * STEP]
+                            + (sums[(i - o // WIDE * STEP) * K + j - o % WIDE * STEP] + v * ways[o],)
+                            + sums[(i - o // WIDE * STEP) * K + j - o % WIDE * STEP + 1 : K * K]
+                        )
     to = parts + (client * count + part) * (K * K) * C + c
     for tap in tl.static_range(K * K):
         tl.store(to + tap * C, tl.sum(sums[tap], 0), mask=c < C)
