@@ -422,6 +422,27 @@ def test_what_is_said_of_the_width_is_in_its_file():
     assert "the paper has {:.1f}, {:.1f} and {:.1f}".format(*theirs) in why.WIDTH
 
 
+def test_what_is_said_of_many_clients_is_in_its_file():
+    """Tables 12 and 13: FedPCL above FedAvg as in the published code, and below it with an ordinary classifier."""
+    page, parts = (ROOT / "docs/papers/fedpcl.md").read_text(), ("Average", "Worst 10%", "Worst 20%", "Worst 40%")
+    first: dict[tuple[str, int, str], str] = {}
+    for table, clients in (("table12", 40), ("table13", 80)):
+        theirs, column = published_of(table), f"label Digit-5, {clients} clients"
+        for row in ("FedAvg", "FedPCL"):
+            ours, plain = (full_width(way, column, row) for way in ("released", "paper"))
+            paper = [theirs[row, part] for part in (*parts, "Best 10%")]
+            cells = ("{:.1f} ({:.1f}, {:.1f})".format(*c) for c in zip(ours, plain, paper, strict=True))
+            assert f"| {clients} | {row} | {' | '.join(cells)} |" in page
+            first |= {("as published", clients, row): f"{ours[0]:.1f}", ("plain", clients, row): f"{plain[0]:.1f}"}
+        assert float(first["as published", clients, "FedPCL"]) > float(first["as published", clients, "FedAvg"])
+        assert float(first["plain", clients, "FedPCL"]) < float(first["plain", clients, "FedAvg"])
+    falls = [
+        f"{first['as published', n, 'FedAvg']} instead of {first['plain', n, 'FedAvg']} with {n}" for n in (40, 80)
+    ]
+    above = [first["as published", n, "FedPCL"] for n in (40, 80)]
+    assert f"{falls[0]} clients and {falls[1]}" in why.MANY and f"which has {above[0]} and {above[1]};" in why.MANY
+
+
 def test_the_page_has_the_other_shifts_on_the_full_width():
     theirs, page = published_of("table11"), (ROOT / "docs/papers/fedpcl.md").read_text()
     columns = ("label Digit-5", "label Office-10", "both Digit-5", "both Office-10")
