@@ -10,7 +10,7 @@ that the loader takes of a file, up to all that the file has, with momentum 0.9 
 MNIST-M 28) in the middle of 32, where training images are enlarged to 32; `not scaled`, in which training images are
 scaled to -1..1, as FedPCL's loader does, and corrupted ones to 0..1, where the corruptions that FedTHE released leave
 them; and `wrapped`, which is those two as they are released: the corruptions get images that are scaled to -1..1
-already, whose bytes wrap around, and leave them in 0..1.
+already, whose bytes wrap around, and leave them in 0..1; `own size, wrapped` is that of images that keep their pixels.
 Rows are run by their recipes, which have none of these.
 
     python benchmarks/fedicon_readings.py [--seeds 3] [--tables fedicon/table1] [--rows Local FedAvg] [--domains USPS]
@@ -133,7 +133,15 @@ class Wrapped(NotScaled):
         return super().build(with_images(world, wrapped(world.examples.x)), key)
 
 
-for stream in (OwnSize, UnseenOwnSize, NotScaled, Wrapped):
+@dataclass(frozen=True)
+class WrappedOwnSize(Wrapped):
+    """The same, of images at the size that their set was released with."""
+
+    def build(self, world: Federation, key: rng.Key) -> Stream:
+        return super().build(resized(world), key)
+
+
+for stream in (OwnSize, UnseenOwnSize, NotScaled, Wrapped, WrappedOwnSize):
     allow(stream)
 
 
@@ -197,6 +205,7 @@ TESTS: dict[Shift, dict[str, Shift]] = {
         ", own size": OwnSize(),
         ", not scaled": NotScaled(),
         ", wrapped": Wrapped(),
+        ", own size, wrapped": WrappedOwnSize(),
     },
     UnseenDomain(): {"": UnseenDomain(), ", own size": UnseenOwnSize()},
 }

@@ -55,6 +55,14 @@ def test_a_stream_at_own_size_changes_the_sets_that_were_smaller(readings, monke
     assert not torch.equal(after.shards.x[domains == 1], before.shards.x[domains == 1])
 
 
+def test_wrapped_bytes_at_own_size_are_those_of_the_smaller_image(readings, monkeypatch):
+    world = Digits(clients=2, fraction=0.1, domains=("plain", "clutter")).world(0)
+    monkeypatch.setattr(readings, "OWN", {"clutter": 8})
+    found, large = (getattr(readings, n)().build(world, rng.key(3)) for n in ("WrappedOwnSize", "Wrapped"))
+    small = readings.Wrapped().build(readings.resized(world), rng.key(3))
+    assert torch.equal(found.shards.x, small.shards.x) and not torch.equal(found.shards.x, large.shards.x)
+
+
 def test_a_domain_that_nobody_has_seen_is_met_at_its_own_size(readings, monkeypatch):
     world = Digits(clients=1, fraction=0.1, domains=("plain", "clutter"), held_out=("clutter",)).world(0)
     key = rng.key(3)
