@@ -203,8 +203,8 @@ def _difference(name: str, given: Any, wanted: Any) -> str:
         parts = [(f"{name}.{k}", given.get(k), wanted.get(k)) for k in dict.fromkeys((*wanted, *given))]
     elif isinstance(given, list) and isinstance(wanted, list) and _told(given) == _told(wanted):
         parts = [(f"{name}[{i}]", *both) for i, both in enumerate(zip(given, wanted, strict=True))]
-    if parts:
-        return next(d for part in parts if (d := _difference(*part)))
+    if inside := next((d for part in parts if (d := _difference(*part))), ""):
+        return inside
     return f"{name} is {_told(given)}, and the track's is {_told(wanted)}"
 
 
