@@ -125,7 +125,7 @@ SWEEPS = {
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_numbers_of_a_method_train_together_with_the_numbers_of_separate_runs(name):
-    methods, data = [small(m, BRIEF) for m in SWEEPS[name]], shards()
+    methods, data = [small(m, FEW) for m in SWEEPS[name]], shards()
     lanes = [Lane(Worker(task(), m, seed=3), data) for m in methods]
     workers, vals = [lane.worker for lane in lanes], [shards(VAL, seed=1) for _ in lanes]
     engine = Vmap(chunk=5).open_lanes(lanes, torch.device("cpu"))

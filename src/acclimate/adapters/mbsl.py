@@ -1,6 +1,7 @@
 """MBSL, FedSPL's test half. Liang et al., AAAI 2025, Eq. 5-14 and Algorithm 1: a teacher labels, a student learns.
 
-The adapter sees the client's whole unlabelled set first. In every epoch:
+The adapter sees the client's whole unlabelled set first. `mbsl_equations` has the equations, `mbsl_released` those of
+the authors' code, of which rho and the rates are. In every epoch:
 - the teacher's prediction is its mean over E augmented views (Eq. 6); its margin between the best and the second class
   (Eq. 7) is strong where it reaches the client's mean margin (Eq. 8), else weak;
 - the student learns, batch by batch: cross-entropy to the pseudo-labels of strong samples (Eq. 9), squared distance to
@@ -8,8 +9,6 @@ The adapter sees the client's whole unlabelled set first. In every epoch:
   12-14;
 - after every step the teacher moves to the student by an exponential average (Eq. 5; Algorithm 1 has it once per
   epoch, where rho 0.999 would leave it where it was). The teacher answers.
-
-This is Algorithm 1; `mbsl_equations` has the equations, `mbsl_released` the authors' code. rho and the rates are its.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class MBSL(Adapter):
     """Teacher and student on strong and weak pseudo-labels, over the whole test set (Liang et al., AAAI 2025)."""
 
     transductive: ClassVar[bool] = True
-
     epochs: int = 3
     batch: int = 16
     opt: Optimizer = SGD(lr=2e-4, momentum=0.9, nesterov=True, weight_decay=1e-4)
@@ -86,14 +84,13 @@ class MBSL(Adapter):
     def prepare(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
     ) -> Tree:
-        own = {"rows": torch.arange(len(x), device=x.device), "n": real.sum()}
-
         def epoch(t: Time, now: Tree) -> tuple[Tree, Tree]:
             this = rng.fold(key, "epoch", t)
             labels = of_all(partial(self._taught, predict, model, now["teacher"]), x, own["n"], this)
             seen, delta = {"x": x, **labels, "who": own["rows"]}, {"delta": mean_of(labels["margin"], real)}
             return one_pass(partial(self._learn, predict, model), now, seen, delta, own, self.batch, this), {}
 
+        own = {"rows": torch.arange(len(x), device=x.device), "n": real.sum()}
         now = {"teacher": state["teacher"], "student": state["teacher"], "opt": self.opt.init(state["teacher"])}
         now |= {"grown": torch.ones((), device=x.device), "j": torch.zeros((), device=x.device)}
         return {"teacher": repeat(epoch, now, self.epochs, x)[0][self.equations.answers]}

@@ -110,9 +110,8 @@ class Comparison:
             mean, interval = f"{100 * d.mean:+.1f}", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
             least, most = min(d.per_seed), max(d.per_seed)
             counts = f"{d.seeds} x {least}" + f" to {most}" * (most > least)
-            rows.append(
-                [d.stream, d.selection, f"{100 * d.first:.1f}", f"{100 * d.second:.1f}", mean, interval, counts]
-            )
+            both = f"{100 * d.first:.1f}", f"{100 * d.second:.1f}"
+            rows.append([d.stream, d.selection, *both, mean, interval, counts])
         for stream, (a, b) in self.best.items():
             label = "best over rounds, chosen on test data"
             rows.append([stream, label, f"{100 * a:.1f}", f"{100 * b:.1f}", f"{100 * (a - b):+.1f}", "-", "-"])
