@@ -162,7 +162,7 @@ with pretend.pretended() as noted:
         weight = torch.empty(1, channels, device="meta")
         mean, var = norm_kernels.batch_moments(x)
         y = norm_kernels.batch_scale(x, (weight, weight, mean, var), None, 1e-5, True)
-        norm_kernels.batch_back(y, x, y, (weight, mean, var), 1e-5, True)
+        norm_kernels.batch_back(y, x, y, (weight, mean, var), 1e-5, True, True)
 print(sorted(launch.kernel.__name__ for launch in noted.values()))
 """
 
