@@ -1,9 +1,10 @@
 """A GPU that is not there: tensors without numbers stand for its memory, and kernels are noted instead of launched.
 
 torch's tensors on the device `meta` have shapes, types and strides, and no numbers. Inside of `pretended` they pass for
-those of a CUDA device, so that the package takes the very ways that it takes there, at full size: work is rehearsed and
-run as before a recording, trials agree, and measurements run what they would measure. Addresses are as aligned as those
-of a GPU's memory. What Triton would compile for each launch is noted, and nothing is launched.
+those of a CUDA device, so that the package takes the very ways that it takes there, at full size: work is rehearsed,
+run where that comes before a recording, and gone through to be recorded; trials agree, and measurements run what they
+would measure. Addresses are as aligned as those of a GPU's memory. What Triton would compile for each launch is noted,
+and nothing is launched.
 """
 
 from __future__ import annotations
