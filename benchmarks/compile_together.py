@@ -6,12 +6,13 @@ any. Prints seconds of the clock and of the processor. Other programs disturb th
 `modelled` does not look at the clock: one child after the other takes a task, and the processor seconds of all tell
 when the last of them would end on so many cores, each of which takes the next task when it is done with one. `passes`
 are processor seconds of Python that the work takes before it is replayed: it is gone through to note what it launches,
-to run it and to record it. Tensors without numbers take longer there than a GPU's.
+to run it where it cannot be recorded at once, and to record it. Tensors without numbers take longer there than a GPU's.
 
     python benchmarks/compile_together.py [--only recording] [--ways children threads alone] [--out figures.json]
     python benchmarks/compile_together.py --ways modelled --cores 16
+    python benchmarks/compile_together.py --ways
 
-Needs Triton and a C compiler, and no GPU. `taskset -c 0-3` gives it fewer cores.
+The last one counts `passes` alone. Needs Triton and a C compiler, and no GPU. `taskset -c 0-3` gives it fewer cores.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def main() -> None:
     """Note, compile each way, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="recording", choices=tuple(works()), metavar="NAME", help=", ".join(works()))
-    parser.add_argument("--ways", nargs="+", default=WAYS, choices=(*WAYS, "modelled"))
+    parser.add_argument("--ways", nargs="*", default=WAYS, choices=(*WAYS, "modelled"))
     parser.add_argument("--cores", type=int, default=16, help="cores that `modelled` is for")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     given = parser.parse_args()

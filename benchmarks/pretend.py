@@ -1,9 +1,10 @@
 """A GPU that is not there: tensors without numbers stand for its memory, and kernels are noted instead of launched.
 
 torch's tensors on the device `meta` have shapes, types and strides, and no numbers. Inside of `pretended` they pass for
-those of a CUDA device, so that the package takes the very ways that it takes there, at full size: work is rehearsed and
-run as before a recording, trials agree, and measurements run what they would measure. Addresses are as aligned as those
-of a GPU's memory. What Triton would compile for each launch is noted, and nothing is launched.
+those of a CUDA device, so that the package takes the very ways that it takes there, at full size: work is rehearsed,
+run where that comes before a recording, and gone through to be recorded; trials agree, and measurements run what they
+would measure. Addresses are as aligned as those of a GPU's memory. What Triton would compile for each launch is noted,
+and nothing is launched.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from acclimate.backends.vmap import capture, warming
+from acclimate.backends.vmap import capture, graphs, warming
 from acclimate.core import Engine, Shards, tree
 from acclimate.core import nn as core_nn
 from acclimate.core.loops import Warming, driven
@@ -30,6 +31,8 @@ from acclimate.core.nn import fastest, implicit, norms, proven, rehearsal, trial
 from acclimate.ops import augmix_kernel
 
 DEVICE = torch.device("meta")
+NAMELESS = ("Stream", "stream", "device", "current_stream", "graph_pool_handle")
+"""What torch has for a GPU and need do nothing here."""
 SHARED, PROCESSORS = 232_448, 132
 """Bytes of shared memory that a program of an H100 or H200 may have, and its processors."""
 
@@ -196,9 +199,10 @@ def _device(arch: int) -> list[tuple[Any, str, Any]]:
         "get_device_capability": lambda *_: divmod(arch, 10),
         "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=PROCESSORS),
         "is_available": lambda: True,
-        "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": lambda: bool(_recorded),
         "synchronize": lambda *_: None,
-        **{name: mock.MagicMock() for name in ("Stream", "stream", "device", "current_stream")},
+        "empty_cache": lambda: None,
+        **{name: mock.MagicMock() for name in NAMELESS},
     }
     return [(torch.cuda, name, value) for name, value in told.items()]
 
@@ -225,6 +229,9 @@ def _package(noted: Noted) -> list[tuple[Any, str, Any]]:
         (rehearsal, "_compile", lambda noted: 0),
         (rehearsal, "_counting", _counted),
         (proven, "_trials", [partial(_there_alone, of) for of in proven._trials]),
+        (capture.Captured, "warmed", False),
+        (capture.Captured, "_record", _record),
+        (graphs, "forget", lambda pool: None),
         (implicit, "milliseconds", milliseconds),
         (fastest, "milliseconds", milliseconds),
     ]
@@ -256,19 +263,30 @@ def on_it(engine: Engine) -> Any:
 
 
 class _Warmed(capture.Recorder):
-    """Runs what a recording runs before it: a rehearsal where it is the first, and then the work."""
+    """Does what a recording does: a rehearsal where it is the first, a run where there must be one, and then the pass
+    that is recorded."""
 
     def run(self, what: Any, f: Callable[..., Any], inputs: tuple[Any, ...], room: Any = None) -> Any:
         self._rehearse(capture.Job(what, f, inputs))
-        first = object.__new__(capture.Captured)
-        first._inputs = inputs
-        first._warm(f)
-        with driven(Warming()):
-            return f(*inputs)
+        return capture.Captured(f, inputs)._outputs
 
     def run_all(self, jobs: Any) -> list[Any]:
         self._rehearse(*{job.form(): job for job in jobs}.values())
         return [self.run(*job) for job in jobs]
+
+
+_recorded: list[None] = []
+"""As many as there are recordings under way."""
+
+
+def _record(self: capture.Captured, f: Callable[..., Any], slot: Any, tidy: bool = False) -> None:
+    """The pass that is recorded."""
+    _recorded.append(None)
+    try:
+        with driven(Warming()):
+            self._outputs = f(*self._inputs)
+    finally:
+        _recorded.pop()
 
 
 def moved(value: Any) -> Any:

@@ -162,7 +162,7 @@ with pretend.pretended() as noted:
         weight = torch.empty(1, channels, device="meta")
         mean, var = norm_kernels.batch_moments(x)
         y = norm_kernels.batch_scale(x, (weight, weight, mean, var), None, 1e-5, True)
-        norm_kernels.batch_back(y, x, y, (weight, mean, var), 1e-5, True)
+        norm_kernels.batch_back(y, x, y, (weight, mean, var), 1e-5, True, True)
 print(sorted(launch.kernel.__name__ for launch in noted.values()))
 """
 
@@ -173,6 +173,30 @@ def test_kernels_of_batch_norm_are_compiled_once_for_layers_of_many_sizes():
     assert done.returncode == 0, done.stderr
     expected = ["_moments", "_scale", "_slopes", "_together", "_together", "_unscale"]  # of means, and of sums
     assert done.stdout.splitlines()[-1] == str(expected)
+
+
+PASSES = """
+import compile_kernels, pretend
+from acclimate.backends.vmap import capture
+from acclimate.core.nn import rehearsal
+
+passes = []
+for owner, name in ((rehearsal, "rehearse"), (capture.Captured, "_warm"), (pretend, "_record")):
+    real = getattr(owner, name)
+    setattr(owner, name, lambda *given, real=real, name=name: (passes.append(name), real(*given))[1])
+with pretend.pretended():
+    capture.Captured.warmed = True
+    compile_kernels.train(compile_kernels.separable(), "tf32")
+print(passes)
+"""
+
+
+@needs_triton
+def test_a_network_of_depthwise_convolutions_is_recorded_right_after_its_rehearsal():
+    """It is tried while it is recorded, so that no run need come before; trials of other kernels are before all."""
+    done = run("-c", PASSES, limit=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(["rehearse", "rehearse", "_record"])
 
 
 DRIVER = """

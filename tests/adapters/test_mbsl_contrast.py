@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.func import vmap
 
 from acclimate.adapters import mbsl_contrast
 from acclimate.adapters.mbsl_contrast import contrastive, principal, repeated
@@ -129,3 +130,27 @@ def test_directions_stay_finite_where_products_round_to_ten_bits(monkeypatch):
     x = alike + 1e-3 * torch.randn(32, 64, generator=g)
     assert torch.isfinite(principal(x, 8)).all()
     assert min(float(torch.linalg.eigvalsh(products).min()) for products in found) < -1e-6  # without the bound: no root
+
+
+def by_masks(y):
+    """The factorisation with all rows in their places, those that are done and those below the pivot's chosen."""
+    count = y.shape[1]
+    place = torch.arange(count)[:, None]
+    for _ in range(2):
+        y = y / y.square().sum().sqrt().clamp_min(1e-20)
+        rows = torch.cat((y.mT @ y + mbsl_contrast.LEAST * torch.eye(count), y.mT), 1)
+        for i in range(count):
+            root = rows[i, i].clamp_min(mbsl_contrast.LEAST).sqrt()
+            pivot, share = rows[i] / root, rows[:, i : i + 1] / root
+            rows = torch.where(place == i, pivot, torch.where(place > i, rows - share * pivot, rows))
+        y = rows[:, count:].mT
+    return y
+
+
+@pytest.mark.parametrize("shape", [(40, 8), (5, 1), (6, 3)])
+def test_orthonormal_columns_are_those_of_a_factorisation_in_place_to_the_bit(shape):
+    """In less operations: rows that are done are put aside."""
+    y = drawn(9, 3, *shape).float()
+    y[1, :, -1] = y[1, :, 0]
+    assert torch.equal(vmap(mbsl_contrast._orthonormal)(y), vmap(by_masks)(y))
+    assert torch.equal(mbsl_contrast._orthonormal(y[0]), by_masks(y[0]))

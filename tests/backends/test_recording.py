@@ -236,6 +236,50 @@ def test_work_that_meets_a_kernel_nobody_compiled_is_rehearsed_and_begins_again(
     assert len(first.given) == 2 and triton.knobs.compilation.listener is None
 
 
+def test_a_recording_that_meets_a_kernel_nobody_compiled_is_made_after_a_run(monkeypatch):
+    """Else its kernels would be compiled one after the other, while it waits."""
+    triton = SimpleNamespace(knobs=SimpleNamespace(compilation=SimpleNamespace(listener=None)))
+    triton.knobs.runtime, triton.AsyncCompileMode = SimpleNamespace(jit_cache_hook=None), object
+    monkeypatch.setattr(rehearsal, "triton", triton)
+    in_cache, steps = set(), []
+
+    def work(x):
+        for kernel in ("first", "second"):
+            if triton.knobs.compilation.listener is not None:
+                triton.knobs.compilation.listener(src=kernel, cache_hit=kernel in in_cache)
+            in_cache.add(kernel)
+            steps.append((kernel, Tape.open is not None))
+        return 2 * x
+
+    with taped():
+        recorder = Recorder(True, False)
+        monkeypatch.setattr(
+            Captured, "_warm", lambda self, f: (in_cache.update(("first", "second")), steps.append("run"))
+        )
+        assert torch.equal(recorder.run(("work",), work, (torch.ones(2),)), torch.full((2,), 2.0))
+    assert steps == ["run", ("first", True), ("second", True)]
+    assert len(recorder.recorded) == 1 and not recorder.refused
+
+
+def test_where_memory_runs_out_while_a_graph_is_recorded_it_is_recorded_after_a_run(monkeypatch):
+    """What was measured in the recording holds memory that a run would get back; a run that lacks memory says so."""
+    short = [torch.cuda.OutOfMemoryError("once")]
+
+    def work(x):
+        if short:
+            raise short.pop()
+        return 2 * x
+
+    with taped():
+        recorder = Recorder(True, False)
+        assert torch.equal(recorder.run(("work",), work, (torch.ones(2),)), torch.full((2,), 2.0))
+        assert len(recorder.recorded) == 1 and not recorder.refused
+        short.extend(torch.cuda.OutOfMemoryError("again and again") for _ in range(2))
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            recorder.run(("more",), work, (torch.ones(3),))
+    assert not recorder.refused
+
+
 def test_rehearsals_are_of_new_kinds_of_work_as_long_as_the_first_had_to_compile(first):
     warming.rehearse([("a", lambda: 1), ("b", lambda: 2), ("b", lambda: 3)])
     warming.rehearse([("b", lambda: 4)])

@@ -29,6 +29,10 @@ def of_two_orders(f, *tensors: Tensor) -> tuple:  # type: ignore[no-untyped-def]
     return found
 
 
+def torch_each(x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(x, y, reduction="none")
+
+
 def drawn(batch: int, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(0)
     logits, way = torch.randn(2, 2, 3, batch, classes, generator=g, dtype=dtype)
@@ -59,18 +63,44 @@ def test_what_torchs_function_consists_of_gives_its_numbers_to_the_bit(dtype: to
         vmap(cross_entropy._plain)(logits[0].expand(3, 2, classes), y[0])
 
 
+def test_what_it_is_of_every_sample_has_torchs_numbers_to_the_bit() -> None:
+    logits, y, way = drawn(7, 62, torch.float32)
+    y[..., 1:2] = cross_entropy.LEFT_OUT
+
+    def own(logits: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy.each(logits, y).square().mean()
+
+    def torchs(logits: Tensor, y: Tensor) -> Tensor:
+        return torch_each(logits, y).square().mean()
+
+    assert all(map(torch.equal, of_two_orders(own, 10 * logits, y, way), of_two_orders(torchs, 10 * logits, y, way)))
+    soft = logits[0].softmax(-1)
+    assert torch.equal(vmap(cross_entropy.each)(logits[0], soft), vmap(torch_each)(logits[0], soft))
+    assert torch.equal(cross_entropy.each(logits[0, 0], y[0, 0]), torch_each(logits[0, 0], y[0, 0]))
+
+
 FIRST = """
 import sys, torch
 from torch.func import vmap
+from acclimate.core import stream
 from acclimate.core.gradient import grad
+from acclimate.adapters import MBSL
 from acclimate.core.nn.cross_entropy import cross_entropy
 
-vmap(grad(cross_entropy))(torch.zeros(3, 2, 4), torch.zeros(3, 2, dtype=torch.int64))
+x, y, ones = torch.zeros(3, 2, 4), torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 2)
+vmap(grad(cross_entropy))(x, y)
+vmap(stream.score)(x, y, y[:, 0])
+
+def student(x, taught, margin):
+    batch = {"taught": taught, "margin": margin, "delta": margin[0]}
+    return MBSL().equations.loss(x, None, batch, {"strong": 1.0, "weak": 0.1}, ("strong", "weak"))
+
+vmap(grad(student))(x, x, ones)
 assert "torch.fx.experimental.symbolic_shapes" not in sys.modules
 """
 
 
-def test_a_step_of_many_clients_imports_none_of_what_torch_compiles_with() -> None:
+def test_steps_and_scores_of_many_clients_import_none_of_what_torch_compiles_with() -> None:
     """That takes longer than the first round of a small network."""
     subprocess.run([sys.executable, "-c", FIRST], check=True, timeout=250)
 

@@ -6,7 +6,9 @@ import ast
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, current_thread
 from types import SimpleNamespace
@@ -450,6 +452,33 @@ def test_a_trial_in_a_rehearsal_is_launched_once_and_nothing_is_remembered(trito
         assert ran == ["trial", "usual", "other"] and not trials._tried and not fastest._chosen
         rehearsal.rehearse(work)
         assert len(ran) == 6 and not trials.works(("test",), x, trial)
+
+
+def test_in_a_recording_a_trial_that_may_be_there_runs_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a network that was rehearsed is recorded at once. Others ask for a run before, which measures their ways."""
+    x, on = SimpleNamespace(is_cuda=True, dtype=torch.float32, device="a GPU"), ["recorded"]
+
+    @contextmanager
+    def stream(own: str) -> Iterator[None]:
+        on.append(own)
+        yield
+        on.pop()
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of {device}")
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(trials, "_tried", {})
+    ran: list[str] = []
+
+    def trial() -> float:
+        ran.append(on[-1])
+        return 0.0
+
+    with pytest.raises(RuntimeError, match="run the function once before"):
+        trials.works(("test",), x, trial)  # type: ignore[arg-type]
+    for _ in range(2):
+        assert trials.works(("test",), x, trial, recorded=True)  # type: ignore[arg-type]
+    assert ran == ["a stream of a GPU"] and on == ["recorded"]
 
 
 @pytest.mark.parametrize("other", [None, SimpleNamespace(), SimpleNamespace(AsyncCompileMode=1)])

@@ -6,10 +6,15 @@ import torch
 from acclimate.core.nn import timing
 
 
+class Took(list):
+    needed = 0
+
+
 @pytest.fixture
 def device(monkeypatch):
-    """Every measurement takes what comes next of these milliseconds, for all runs of it."""
-    took = []
+    """Every measurement takes what comes next of these milliseconds, for all runs of it. The host needs so many clocks
+    to fill the queue, and the device tells how long it slept."""
+    took, slept = Took(), []
 
     class Event:
         def __init__(self, enable_timing):
@@ -18,6 +23,9 @@ def device(monkeypatch):
         def record(self):
             pass
 
+        def query(self):
+            return slept[-1] < took.needed
+
         def synchronize(self):
             pass
 
@@ -25,7 +33,8 @@ def device(monkeypatch):
             return took.pop(0) * timing.REPEATS
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda clocks: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
+    took.slept = slept
     return took
 
 
@@ -41,3 +50,19 @@ def test_two_measurements_that_are_alike_are_enough(device, times, left, found):
     """To one part in a hundred; choices forgive three."""
     device.extend(times)
     assert timing.milliseconds(lambda: None) == found and len(device) == left
+
+
+def test_what_ran_before_all_of_it_was_in_the_queue_is_measured_again_after_a_longer_sleep(device, monkeypatch):
+    """Then the device waited for the host, and its time was the host's. The next measurement sleeps as long at once."""
+    monkeypatch.setattr(timing, "CLOCK", 0.0)  # a host that is not slow: as long as it sleeps at least
+    device.needed = 3 * timing.SLEEP
+    device.extend((2.0, 2.5, 2.2))  # those that came too early are not looked at
+    assert timing.milliseconds(lambda: None) == 2.0 and not device
+    assert [clocks // timing.SLEEP for clocks in device.slept] == [1, 2, 4, 4, 4]
+
+
+def test_a_host_that_never_fills_the_queue_in_time_ends_with_what_there_is(device, monkeypatch):
+    monkeypatch.setattr(timing, "PASSES", 1)
+    device.needed = float("inf")
+    device.append(2.0)
+    assert timing.milliseconds(lambda: None) == 2.0 and len(device.slept) == timing.AGAIN + 1

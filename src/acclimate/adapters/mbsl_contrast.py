@@ -63,18 +63,16 @@ def _orthonormal(y: Tensor) -> Tensor:
     columns that are nearly alike need not be positive definite any more: no pivot is below what was added to it.
     """
     count = y.shape[1]
-    place = torch.arange(count, device=y.device)[:, None]
     for _ in range(2):
         y = y / y.square().sum().sqrt().clamp_min(1e-20)
         eye = torch.eye(count, dtype=y.dtype, device=y.device)
-        rows = torch.cat((products(y) + LEAST * eye, y.mT), 1)
+        rows, done = torch.cat((products(y) + LEAST * eye, y.mT), 1), []
         for i in range(count):
-            root = rows[i, i].clamp_min(LEAST).sqrt()
-            pivot = rows[i] / root
-            # as in a factorisation, rows above are done, the pivot's is scaled, those below lose their share of it
-            share = rows[:, i : i + 1] / root
-            rows = torch.where(place == i, pivot, torch.where(place > i, rows - share * pivot, rows))
-        y = rows[:, count:].mT
+            root = rows[0, i].clamp_min(LEAST).sqrt()
+            done.append(rows[0] / root)
+            if len(rows) > 1:  # as in a factorisation, rows below the pivot's lose their share of it
+                rows = rows[1:] - rows[1:, i : i + 1] / root * done[-1]
+        y = torch.stack(done)[:, count:].mT
     return y
 
 

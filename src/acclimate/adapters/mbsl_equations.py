@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import Tree, tree
+from ..core.nn import cross_entropy
 from ..ops.masks import mean_of
 from .mbsl_contrast import contrastive, principal
 
@@ -78,7 +78,7 @@ class Equations:
         """Eq. 12, over the losses that are `taking` part; `views` gives the student's answers on two views."""
         taught, strong = batch["taught"], self.strong(batch["margin"], batch["delta"]).to(logits.dtype)
         each = {
-            "strong": lambda: mean_of(F.cross_entropy(logits, taught.argmax(-1), reduction="none"), strong),
+            "strong": lambda: mean_of(cross_entropy.each(logits, taught.argmax(-1)), strong),
             "weak": lambda: mean_of(self.distance(logits, taught), 1 - strong),
             "contrast": lambda: self.contrastive(views()[1], batch["who"], strong),
         }

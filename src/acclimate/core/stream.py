@@ -19,6 +19,7 @@ from torch import Tensor
 from . import check, rng, tree
 from .adapter import Adapter, Predict
 from .loops import Time, at, repeat
+from .nn import cross_entropy
 from .task import Task
 from .tree import Tree
 
@@ -263,7 +264,7 @@ def score(logits: Tensor, y: Tensor, n: Tensor) -> Tree:
     confidence, y = logits.softmax(-1).amax(-1), y.to(torch.int64)  # a data set's labels may be int32
     return {
         "accuracy": (hit * real).sum() / count,
-        "loss": (F.cross_entropy(logits, y, reduction="none") * real).sum() / count,
+        "loss": (cross_entropy.each(logits, y) * real).sum() / count,
         "confidence": (confidence * real).sum() / count,
         "ece": calibration_error(hit, confidence, real),
         "n": n.to(torch.float32),

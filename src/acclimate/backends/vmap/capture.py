@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...core import tree
 from ...core.loops import Room, driven
+from ...core.nn import rehearsal
 from . import graphs, warming
 from .graphs import Recording, alternating, no_garbage, played
 
@@ -224,20 +225,20 @@ class Captured:
         slot = slot or Slot()
         self._inputs = tuple(_placed(slot, str(i), x) for i, x in enumerate(inputs))
         self._put(inputs)
-        try:
-            if not Captured.warmed:
-                self._warm(f)
+        if not Captured.warmed:
+            self._warm(f)
             self._record(f, slot, tidy)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as reason:
-            if not Captured.warmed:
-                raise
-            # what was not yet initialised, compiled or memoised cannot be while recording: run once, then try again
-            log.debug("a recording failed and is tried again after a run: %s", reason)
+            Captured.warmed = True
+            return
+        try:
+            with rehearsal.stopping():  # kernels that nobody compiled are compiled side by side, as before a run
+                self._record(f, slot, tidy)
+        except (Exception, rehearsal.Uncompiled) as reason:
+            # what was not yet initialised, compiled or memoised cannot be while recording, nor is memory that was used
+            # to measure given back: run once, then try again
+            log.debug("a recording failed and is tried again after a run: %r", reason)
             self._warm(f)
             self._record(f, slot)
-        Captured.warmed = True
 
     def _put(self, inputs: tuple[Any, ...]) -> None:
         """Copy inputs into place."""

@@ -71,13 +71,26 @@ def cross_entropy(logits: Tensor, y: Tensor, kind: torch.dtype | None = None) ->
 
 
 def _plain(logits: Tensor, y: Tensor) -> Tensor:
-    """torch's own function. Under `vmap` torch would import what it compiles with to take it apart, which takes longer
-    than a small network's round: here are the same operations."""
-    if not (is_batched(logits) and logits.dim() == 2 and y.shape == logits.shape[:1]) or y.is_floating_point():
+    """torch's own function, or the mean of what it consists of."""
+    if _whole(logits, y):
         return F.cross_entropy(logits, y)
+    return each(logits, y).sum() / (y != LEFT_OUT).sum().to(logits)
+
+
+def each(logits: Tensor, y: Tensor) -> Tensor:
+    """The negative log-probability [B] of every sample's class y [B] under logits [B, C], as torch's own function has
+    it. Under `vmap` torch would import what it compiles with to take that apart, which takes longer than a small
+    network's round: here are the same operations."""
+    if _whole(logits, y):
+        return F.cross_entropy(logits, y, reduction="none")
     counts = y != LEFT_OUT
     found = logits.log_softmax(1).gather(1, torch.where(counts, y, 0).unsqueeze(1)).squeeze(1)
-    return torch.where(counts, -found, 0).sum() / counts.sum().to(found)
+    return torch.where(counts, -found, 0)
+
+
+def _whole(logits: Tensor, y: Tensor) -> bool:
+    """Whether torch's own function need not be taken apart, or is for labels and logits of another kind."""
+    return not (is_batched(logits) and logits.dim() == 2 and y.shape == logits.shape[:1]) or y.is_floating_point()
 
 
 class _CrossEntropy(torch.autograd.Function):

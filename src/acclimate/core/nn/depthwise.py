@@ -84,7 +84,8 @@ def serves(x: Tensor, w: Tensor, step: int) -> bool:
     if not here or not (is_batched(x) or is_batched(w)) or not switches.on("depthwise"):
         return False
     k, channels = w.shape[-1], min(x.shape[1], 32 + x.shape[1] % 32)
-    return trials.works(("depthwise", k, step, channels), x, lambda: _trial(x, k, step, channels))
+    kind = ("depthwise", k, step, channels)
+    return trials.works(kind, x, lambda: _trial(x, k, step, channels), recorded=True)
 
 
 class _Convolve(torch.autograd.Function):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -112,8 +112,10 @@ def resting() -> bool:
     return bool(_plain)
 
 
-def works(kind: tuple[Any, ...], x: Tensor, trial: Callable[[], float]) -> bool:
-    """Whether the trial of this kind, for numbers like x, says that results are near enough those of plain code."""
+def works(kind: tuple[Any, ...], x: Tensor, trial: Callable[[], float], recorded: bool = False) -> bool:
+    """Whether the trial of this kind, for numbers like x, says that results are near enough those of plain code. While
+    a graph is recorded nothing is tried, unless `recorded`: then it is on a stream of its own. Whoever measures ways
+    where this says yes wants a run before, as nothing is measured in a recording."""
     key = (*kind, x.dtype, x.device)
     if _plain:
         return False
@@ -121,10 +123,11 @@ def works(kind: tuple[Any, ...], x: Tensor, trial: Callable[[], float]) -> bool:
         return _tried[key]
     if rehearsal.running():
         return _rehearsed(key, trial)
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+    recording = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    if recording and not recorded:
         raise RuntimeError("a kernel is not tried while a graph is recorded; run the function once before")
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream(x.device)) if recording else nullcontext():
             apart = trial()
         reason = None if apart <= APART[x.dtype] else f"a result is {apart:.1e} from that of plain code"
     except Exception as error:  # whatever a compiler says
