@@ -108,6 +108,8 @@ def _failed(module: nn.Module, x: Tensor, error: Exception) -> str:
     label, said = type(module).__name__, str(error).strip().partition("\n")[0]
     if not x.is_floating_point():
         need_embedding(module, label, f" ({said})")
+    elif "scalar types: Long" in said:
+        said += "; if x holds token ids, give whole numbers, as ac.data.of(x, y, tokens=True) does"
     if x.dim() > 2 and "shapes cannot be multiplied" in said:
         said += "; images and windows need nn.Flatten() before a linear layer"
     return (
