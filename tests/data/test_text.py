@@ -123,7 +123,7 @@ BAD = {
     "client of lines": ("1 a\n2 b\n", {"form": "lines", "client": "shop"}, r"needs columns.*data.form=csv"),
     "folder": (CSV, {"file": "."}, r"file='.' is a folder; it must name your CSV file"),
     "no file": (CSV, {"file": ""}, r"file='' must name your CSV file .* set data.file="),
-    "no tokenizer": (CSV, {"tokenizer": "t.json"}, r"tokenizer='t.json' is not there"),
+    "no tokenizer": (CSV, {"tokenizer": "t.json"}, r"tokenizer='t.json' is not there .* your JSON file of the pack"),
 }
 
 
