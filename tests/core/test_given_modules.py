@@ -103,3 +103,17 @@ def test_what_follows_the_head_and_always_leaves_its_outputs_is_taken():
     net = nn.Sequential(nn.Linear(6, CLASSES), nn.Dropout(0.5), nn.Unflatten(1, (CLASSES, 1)), nn.Flatten())
     task, x = Task(net, (6,), CLASSES), torch.randn(3, 6)
     torch.testing.assert_close(task.apply(task.init(rng.key(0)), x).logits, net[0](x))
+
+
+class Strict(Plain):
+    """Takes float32 alone, and gives another tensor than its head does."""
+
+    def forward(self, x):
+        assert x.dtype == torch.float32
+        return super().forward(x) + 0.0
+
+
+def test_a_module_that_takes_float32_alone_is_read():
+    net, x = Strict(), torch.randn(3, 6)
+    task = Task(net, (6,), CLASSES)
+    torch.testing.assert_close(task.apply(task.init(rng.key(0)), x).logits, net(x))
