@@ -79,10 +79,10 @@ def test_a_client_of_one_row_is_named_with_what_leaves_it_out(here):
     Path("one.csv").write_text(har(rows=400, subjects=6) + "lone,walk,1,2,3,phone\n")
     settings = ["data=table", "data.file=one.csv", "data.label=activity", "data.client=subject", *QUICK]
     code, _, err = here("run", *settings, "streams=original")
-    remedy = "leave out clients of few examples (data.partition=natural-users, data.partition.floor=20)"
+    remedy = "leave out clients of few examples (data.partition=natural-users, data.partition.floor=66)"
     said = f"client 6 (lone) has 1 training example, fewer than a batch (method.work.batch=32); {remedy}"
     assert code == 2 and said in err
-    code, _, err = here("run", *settings, "streams=original", "data.partition=natural-users", "data.partition.floor=20")
+    code, _, err = here("run", *settings, "streams=original", "data.partition=natural-users", "data.partition.floor=66")
     assert code == 0 and "401 vectors of 8 numbers, scaled by training rows, 6 clients" in err, err
 
 

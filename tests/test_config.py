@@ -302,6 +302,7 @@ def test_what_only_some_records_of_a_sweep_lack_is_no_reason_to_drop_it(beside):
         ("rounds=1.5", "'1.5' is not a whole number"),
         ("rounds=0", "rounds=0 must be a whole number of at least 1"),
         ("rounds", "'rounds' must be key=value, for example rounds=5"),
+        ("visits.csv", "'visits.csv' is a file; write data=table data.file=visits.csv data.label=COLUMN; or"),
         ("fedthe", "'fedthe' must be key=value, for example method=fedthe"),
         ("corrupted", "'corrupted' must be key=value, for example streams=corrupted"),
         ("method", "'method' must be key=value, for example method=fedavg"),

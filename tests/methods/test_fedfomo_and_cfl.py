@@ -138,6 +138,13 @@ def test_two_of_cfls_clusters_that_split_at_once_get_two_new_names():
     assert found.tolist() == [0, 1, 3, 4, 0, 1]
 
 
+def test_cfl_splits_no_cluster_of_two():
+    ways = {"w": torch.tensor([[3.0], [-3.0], [0.1]])}
+    for count, found in ((2, [0, 0]), (3, [0, 1, 0])):
+        few = tree.map(lambda w, n=count: w[:n], ways)
+        assert CFL().split(torch.zeros(3).long(), torch.arange(count), few, torch.ones(count)).tolist() == found
+
+
 @pytest.mark.parametrize("settings", [{"still": 0.0}, {"start": 1}])
 def test_cfl_splits_only_where_updates_cancel_and_late_enough(settings):
     method = CFL(**{"start": 0, **settings})

@@ -92,6 +92,8 @@ def test_ifcas_clients_go_live_with_their_choice_and_newcomers_with_the_one_most
     assert equal(IFCA().deploy(TASK, down, chosen)["vars"], VARS)
     newcomer = IFCA().init_mine(TASK, KEY)
     assert equal(IFCA().deploy(TASK, down, newcomer)["vars"], variables(OTHER))
+    other = {**down, "votes": torch.tensor([1.0, 3.0])}
+    assert equal(IFCA().deploy(TASK, other, newcomer)["vars"], VARS)
 
 
 # FedEM

@@ -29,12 +29,12 @@ from .nn.modules import (
     check_outputs,
     check_purified,
     constants,
+    copied,
     head_width,
     made,
     norm_names,
     normalising,
     skeletons,
-    steady,
     trained,
     variables,
 )
@@ -200,7 +200,7 @@ class Task:
         """The model's module, before it is wrapped."""
         source = self.model.module if isinstance(self.model, Wrap) else self.model
         if isinstance(source, nn.Module):
-            return steady(copy.deepcopy(source))
+            return copied(source)
         if isinstance(self.model, Wrap):
             return made(self.model.module, self.shape, self.num_classes)
         if isinstance(self.model, Model) and not isinstance(self.model, type):

@@ -107,6 +107,10 @@ class NaturalUsers(Partition):
             raise ValueError("NaturalUsers: this data set does not say who made an example; FEMNIST does")
         counts = torch.bincount(examples.users)
         able = (counts >= self.floor).nonzero().flatten()
+        if not len(able):
+            raise ValueError(
+                f"NaturalUsers: floor={self.floor} must be at most {int(counts.max())}, the most examples of any user"
+            )
         if clients > len(able):
             raise ValueError(
                 f"NaturalUsers: clients={clients} must be at most {len(able)}: users with {self.floor} or more examples"

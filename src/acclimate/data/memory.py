@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core import token_count
 from . import columns, images
 from .dataset import Inputs
 from .fitting import Filled
@@ -39,20 +40,35 @@ class InMemory(Filled):
     def inputs(self) -> Inputs:
         kinds: dict[int, Inputs] = {2: "vectors", 3: "windows"}
         found = self._pool()
+        if found is not None and found.x.dtype == torch.int64:
+            return "texts"
         return "images" if found is None or not found.x.is_floating_point() else kinds.get(found.x.dim(), "images")
+
+    def tokens(self) -> int | None:
+        """How many token ids there are, from 0 to the highest; None where inputs are something else."""
+        found = self._pool()
+        return None if found is None else token_count(found.x)
 
 
 def of(
-    x: Any, y: Any, client: Any = None, *, classes: Sequence[str] = (), domain: Any = None, **settings: Any
+    x: Any,
+    y: Any,
+    client: Any = None,
+    *,
+    classes: Sequence[str] = (),
+    domain: Any = None,
+    tokens: bool = False,
+    **settings: Any,
 ) -> InMemory:
     """Arrays, tensors or lists as a data set: `ac.data.of(x, y, client=site)`.
 
     x is vectors [N, features] or windows [N, sensors, time] of numbers (NaN: missing, in vectors), or images, with
-    channels first or last. y holds a number or a name per row, `classes` the names of numbers from 0. `client` and
-    `domain` hold any numbers or names. `settings` are fields of the record: clients, partition, split, scale, missing,
-    seed and so on. Arrays are copied: what is done to them later changes no data set.
+    channels first or last; with `tokens` it is token ids [N, length], whole numbers from 0. y holds a number or a name
+    per row, `classes` the names of numbers from 0. `client` and `domain` hold any numbers or names. `settings` are
+    fields of the record: clients, partition, split, scale, missing, seed and so on. Arrays are copied: what is done to
+    them later changes no data set.
     """
-    inputs, features = _inputs(as_array(x, "x"))
+    inputs, features = _inputs(as_array(x, "x")) if not tokens else (_ids(as_array(x, "x")), ())
     marks = {k: as_array(v, k) for k, v in (("y", y), ("client", client), ("domain", domain)) if v is not None}
     for name, values in marks.items():
         if values.ndim != 1 or len(values) != len(inputs):
@@ -93,6 +109,15 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
         wrong = f"has shape {x.shape}" if x.ndim < 2 else "holds values that are not finite"
         raise ValueError(f"data.of: x {wrong}; it must be [N, features], [N, sensors, time] or uint8 images")
     return np.array(images.floats_first(x), np.float32, order="C"), ()
+
+
+def _ids(x: np.ndarray) -> np.ndarray:
+    if x.dtype.kind not in "iu" or x.ndim < 2:
+        raise ValueError(
+            f"data.of: x is of type {x.dtype} and shape {x.shape}; with tokens=True it must be whole numbers "
+            "[N, length]"
+        )
+    return x.astype(np.int64)
 
 
 def _labels(y: np.ndarray, classes: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:

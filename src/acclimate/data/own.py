@@ -46,18 +46,19 @@ class OwnFiles(FileDataset):
 
     origin: ClassVar[str] = "your own files"
 
-    def _place(self, field: str) -> Path:
-        """The path that a field names: in the data root, or as it stands."""
-        text, name = getattr(self, field), type(self).__name__
+    def _place(self, field: str, needs: str = "") -> Path:
+        """The path that a field names: in the data root, or as it stands. `needs` says what is there, where that is not
+        the data."""
+        text, name, needs = getattr(self, field), type(self).__name__, needs or self.needs
         if not text:
-            raise ValueError(f"{name}: {field}='' must name your {self.needs}; set data.{field}=")
+            raise ValueError(f"{name}: {field}='' must name your {needs}; set data.{field}=")
         root = self.folder()
         tried = [*([root / text] if root else []), Path(text).expanduser()]
         found = next((p for p in tried if os.path.exists(p)), None)  # a link to itself is not there either
         if found is None:
             raise FileNotFoundError(
                 f"{name}: {field}={text!r} is not there (looked for {' and '.join(str(p.absolute()) for p in tried)}); "
-                f"it must name your {self.needs}, absolute or in the folder that data.root= or ACCLIMATE_DATA names"
+                f"it must name your {needs}, absolute or in the folder that data.root= or ACCLIMATE_DATA names"
             )
         return found
 

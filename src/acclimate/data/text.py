@@ -93,7 +93,7 @@ class Text(CountedClients, OwnFiles):
         if not path.is_file():
             raise FileNotFoundError(f"Text: file={self.file!r} is a folder; it must name your {self.needs}")
         if self.tokenizer:
-            more = [self._place("tokenizer")]
+            more = [self._tokenizer_file()]
         return Sources(path.parent, [path, *more], lambda: self._read(path), {"reader": 2})
 
     def load(self) -> Examples:
@@ -238,7 +238,7 @@ class Text(CountedClients, OwnFiles):
     # --- ids and texts -------------------------------------------------------------------------------------------
 
     def raw(self, world: World, client: int | None) -> Raw | None:
-        tokenizer = opening.content(self._place("tokenizer")).decode() if self.tokenizer else ""
+        tokenizer = opening.content(self._tokenizer_file()).decode() if self.tokenizer else ""
         return RawTexts(self.length, self.text, tokenizer)
 
     def _encoder(self) -> Callable[[list[str]], np.ndarray]:
@@ -247,8 +247,11 @@ class Text(CountedClients, OwnFiles):
             return functools.partial(text_ids.encode, length=self.length)
         return functools.partial(self._tokenizer().encode, length=self.length)
 
+    def _tokenizer_file(self) -> Path:
+        return self._place("tokenizer", "JSON file of the package tokenizers")
+
     def _tokenizer(self) -> Tokenizing:
-        return Tokenizing.of_file(self._place("tokenizer"), f"Text: tokenizer={self.tokenizer!r}")
+        return Tokenizing.of_file(self._tokenizer_file(), f"Text: tokenizer={self.tokenizer!r}")
 
     def tokens(self) -> int:
         """How many ids there are, the padding with them: what a model's embedding needs."""

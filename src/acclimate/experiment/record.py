@@ -206,10 +206,9 @@ def _adapter(name: str, method: Method) -> Adapter:
 
 
 def _fitting(data: Dataset) -> Model | None:
-    """The model in the place of the default one; for texts as large as their tokenizer."""
-    model = MODELS_BY_INPUTS.get(data.inputs())
-    tokenizer = getattr(data, "tokenizer", "")
-    return replace(model, tokens=data.tokens()) if tokenizer and isinstance(model, TextNet) else model  # type: ignore
+    """The model in the place of the default one; for texts as large as their tokens are many."""
+    model, count = MODELS_BY_INPUTS.get(data.inputs()), getattr(data, "tokens", None)
+    return replace(model, tokens=count()) if count and isinstance(model, TextNet) else model
 
 
 def _hash(value: Any) -> str:

@@ -127,7 +127,8 @@ def pair(setting: str | tuple[str, Any]) -> tuple[str, Any]:
         return setting
     path, equals, value = setting.partition("=")
     if not equals or not path:
-        raise ConfigError(f"'{setting}' must be key=value, for example {hints.assignment(setting.strip())}")
+        said = f"'{setting}' must be key=value, for example {hints.assignment(setting.strip())}"
+        raise ConfigError(hints.own_data(setting.strip()) or said)
     return path.strip(), value.strip()
 
 

@@ -15,7 +15,7 @@ from ..core import Adapter, Best, Engine, State, Task, Work, Worker, token_count
 from ..core.filter import before_each
 from ..core.nn.pixels import are_pixels
 from ..core.task import architectures
-from ..data import ByClient, PublicWorld, World
+from ..data import ByClient, Dataset, NaturalUsers, PublicWorld, World
 from ..experiment import Experiment, labels
 from ..live import Live
 from ..live.model import WINDOW
@@ -192,27 +192,37 @@ def least_examples(experiment: Experiment) -> int:
 
 
 def check_sizes(experiment: Experiment, world: World) -> None:
-    """Refuse a client with fewer examples than a batch, naming it and what to change."""
-    method = experiment.method
-    works = {f.name: getattr(method, f.name) for f in fields(method) if isinstance(getattr(method, f.name), Work)}
-    works["personal.work"] = getattr(experiment.personal, "work", None)
-    for name, work in works.items():
-        for c, rows in enumerate(world.train):
-            if work is not None and len(rows) < work.batch:
-                where = name if name.startswith("personal") else f"method.{name}"
-                least, enough = min(map(len, world.train)), sum(map(len, world.train)) // work.batch
-                few = f", of equal size at most {enough}" if 1 < enough < world.clients else ""
-                smaller = f"set {where}.batch={least}, or " if least > 1 else ""  # batch norm cannot do with one
-                many = world.clients > 1
-                remedy = f"use fewer than {world.clients} clients (data.clients){few}" if many else "give more examples"
-                if experiment.data.fraction < 1:
-                    remedy += f", or more of the data than data.fraction={experiment.data.fraction:g}"
-                if isinstance(experiment.data.partition, ByClient) and world.examples.users is not None:
-                    remedy = "leave out clients of few examples (data.partition=natural-users, data.partition.floor=20)"
-                name = world.client_names[c] if world.client_names else str(c)
-                who = f"client {c}" if name == str(c) else f"client {c} ({name})"
-                has = counted(len(rows), "training example")
-                raise ValueError(f"{who} has {has}, fewer than a batch ({where}.batch={work.batch}); {smaller}{remedy}")
+    """Refuse clients with fewer examples than a batch, naming one of them, and all batches that are to change."""
+    held = {f"method.{f.name}": getattr(experiment.method, f.name) for f in fields(experiment.method)}
+    held["personal.work"] = getattr(experiment.personal, "work", None)
+    sizes = [len(rows) for rows in world.train]
+    large = {name: w.batch for name, w in held.items() if isinstance(w, Work) and w.batch > min(sizes)}
+    if not large:
+        return
+    where, batch = next(iter(large.items()))
+    c = next(c for c, size in enumerate(sizes) if size < batch)
+    smaller = ", ".join(f"{name}.batch={min(sizes)}" for name in large)
+    smaller = f"set {smaller}, or " if min(sizes) > 1 else ""  # batch norm cannot do with one
+    name = world.client_names[c] if world.client_names else str(c)
+    who = f"client {c}" if name == str(c) else f"client {c} ({name})"
+    has = counted(sizes[c], "training example")
+    remedy = _larger_clients(experiment.data, world, sizes, max(large.values()))
+    raise ValueError(f"{who} has {has}, fewer than a batch ({where}.batch={batch}); {smaller}{remedy}")
+
+
+def _larger_clients(data: Dataset, world: World, sizes: list[int], batch: int) -> str:
+    """What gives every client a batch."""
+    if isinstance(data.partition, ByClient | NaturalUsers) and world.examples.users is not None:
+        parts = zip(world.train, world.val, world.test, strict=True)
+        able = [sum(map(len, p)) for p, size in zip(parts, sizes, strict=True) if size >= batch]
+        if not able:
+            return "name clients that have more examples (data.client)"
+        return f"leave out clients of few examples (data.partition=natural-users, data.partition.floor={min(able)})"
+    enough = sum(sizes) // batch
+    few = f", of equal size at most {enough}" if 1 < enough < world.clients else ""
+    many = world.clients > 1
+    remedy = f"use fewer than {world.clients} clients (data.clients){few}" if many else "give more examples"
+    return remedy + (f", or more of the data than data.fraction={data.fraction:g}" if data.fraction < 1 else "")
 
 
 def cost_card(fit: Fit) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from ..tree import Tree
 from .calls import PureCalls
@@ -82,9 +83,33 @@ def check_outputs(
     return _stages(module, maps)
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a user's module, made steady."""
+    try:
+        own = copy.deepcopy(module)
+    except Exception as e:  # whatever a module holds
+        raise ValueError(
+            f"model {type(module).__name__} cannot be copied ({str(e).strip().partition('. ')[0]}); let it keep no "
+            "tensors of a forward pass and no open files, take torch.nn.utils.parametrizations.weight_norm in place of "
+            "torch.nn.utils.weight_norm, or give a function (shape, num_classes) that makes it"
+        ) from e
+    return steady(own)
+
+
+def _need_sizes(module: nn.Module) -> None:
+    """Refuse a module with lazy layers that have met no input."""
+    for name, held in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(held):
+            raise ValueError(
+                f"model {type(module).__name__}: '{name}' of a lazy layer has no size yet; call the module on a batch "
+                "of inputs before you give it, or use a layer that is told its size"
+            )
+
+
 def steady(module: nn.Module) -> nn.Module:
     """The module, changed so that it computes the same in eval mode as in training. torch's transformer encoder gives
     zeros in the place of padding in eval mode alone. A lone linear layer becomes the last of a sequence of one."""
+    _need_sizes(module)
     for part in module.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.enable_nested_tensor = part.use_nested_tensor = False
@@ -193,6 +218,11 @@ def trained(module: nn.Module, head: str | None = None, label: str = "") -> dict
     """The parameters that are trained, by name: all but those with requires_grad=False, to which the head may not
     belong."""
     found = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    if head is not None and "weight" not in module.get_submodule(head)._parameters:
+        raise ValueError(
+            f"model {label}: its head '{head}' makes its weight of other parameters, as weight_norm does, and methods "
+            "and adapters take the head's weight as it is; leave that out of this layer, or add a plain nn.Linear"
+        )
     if head is not None and f"{head}.weight" not in found:
         raise ValueError(
             f"model {label}: its head '{head}' has requires_grad=False, and the head is what clients train at least; "

@@ -9,18 +9,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .inputs import Inputs, arguments, check_inputs, example, forms, guess
 from .modules import need_embedding
-from .wrapped import Reading, Wrap, Wrapped, at
-
-
-class ModelError(ValueError):
-    """A module that cannot be used as it is: says why, and what helps."""
+from .wrapped import ModelError, Reading, Wrap, Wrapped, at
 
 
 class _Trial(NamedTuple):
@@ -36,6 +34,7 @@ def read(
 ) -> tuple[Reading | None, int | None]:
     """How a module is to be read, and how many token ids it knows; no reading where it returns (features, logits)."""
     check_inputs(how.inputs, shape, tokens)
+    _need_float32(module)
     inputs = guess(module, how.inputs, tokens)
     *others, known = forms(inputs)
     x = example(shape, tokens, inputs)
@@ -46,6 +45,16 @@ def read(
     logits = at(trial.out, place)
     used = next((o for o in others if _alike(module, (known, o), x, place)), known)
     return _faithful(module, Reading(head, place, used), x, logits), trial.vocabulary
+
+
+def _need_float32(module: nn.Module) -> None:
+    """Refuse weights of another precision, which have no place beside the server's numbers."""
+    for name, p in module.named_parameters():
+        if p.requires_grad and p.is_floating_point() and p.dtype != torch.float32:
+            raise ModelError(
+                f"model {type(module).__name__}: its weights are {p.dtype} ('{name}'), and clients train in "
+                "torch.float32; give module.float()"
+            )
 
 
 def _try(module: nn.Module, inputs: Inputs, x: Tensor, tokens: int | None) -> _Trial:
@@ -99,6 +108,8 @@ def _failed(module: nn.Module, x: Tensor, error: Exception) -> str:
     label, said = type(module).__name__, str(error).strip().partition("\n")[0]
     if not x.is_floating_point():
         need_embedding(module, label, f" ({said})")
+    elif "scalar types: Long" in said:
+        said += "; if x holds token ids, give whole numbers, as ac.data.of(x, y, tokens=True) does"
     if x.dim() > 2 and "shapes cannot be multiplied" in said:
         said += "; images and windows need nn.Flatten() before a linear layer"
     return (
@@ -143,7 +154,7 @@ def _head(module: nn.Module, given: str | None, trial: _Trial, classes: int) -> 
             f"{classes} classes; build it with {classes} (num_classes, or num_labels in transformers)"
         )
     if not wide:
-        gives = ", ".join(str(tuple(t.shape)) for t in places.values()) or f"a {type(trial.out).__name__} without them"
+        gives = ", ".join(str(tuple(t.shape)) for t in places.values()) or _without(trial.out)
         raise ModelError(
             f"model {label} must return logits [batch, {classes}], one for each class of the data, as a tensor, in a "
             f"tuple or as .logits; for a batch of 2 it returns {gives}"
@@ -160,6 +171,12 @@ def _head(module: nn.Module, given: str | None, trial: _Trial, classes: int) -> 
             f"{', '.join(map(repr, names))}; say which by ac.wrap(module, head='{names[-1]}')"
         )
     return names[0], wide[0]
+
+
+def _without(out: Any) -> str:
+    """What an output without logits is."""
+    names = f", but {', '.join(map(repr, out))}: call them 'logits'" if isinstance(out, Mapping) and out else ""
+    return f"a {type(out).__name__} without them{names}"
 
 
 def _places(out: Any) -> dict[int | None, Tensor]:
@@ -195,10 +212,30 @@ def _faithful(module: nn.Module, reading: Reading, x: Tensor, logits: Tensor) ->
             head.__class__ = kind
             module.train(training)
         right = tuple(features.shape) == (len(x), head.in_features) and found.shape == logits.shape
-        if right and all(torch.allclose(t, logits, atol=1e-5) for t in (found, head(features))):
+        alike = right and all(torch.allclose(t, logits, atol=1e-5) for t in (found, head(features)))
+        if alike and _lasting(module, way, x):
             return way
     raise ModelError(
         f"model {type(module).__name__}: its logits are not what '{reading.head}' makes of one vector of "
         f"{head.in_features} features per sample; let it return the outputs of its last linear layer as they are, "
         "without a softmax, or name another layer by ac.wrap(module, head=...)"
     )
+
+
+def _lasting(module: nn.Module, way: Reading, x: Tensor) -> bool:
+    """Whether a reading also holds with other weights and statistics: what follows the head may do nothing at first, as
+    a factor of 1 does, or batch norm."""
+    other, g = copy.deepcopy(module).double().eval(), torch.Generator().manual_seed(0)
+    x = x.double() if x.is_floating_point() else x
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        for held in (*other.parameters(), *other.buffers()):
+            if held.is_floating_point():
+                held += 0.1 * torch.rand(held.shape, generator=g, dtype=held.dtype)
+        try:
+            args, named = arguments(way.inputs, x, torch.float64)
+            logits = at(other(*args, **named), way.place)
+            features, _ = Wrapped(other, way)(x)
+        except Exception:  # it takes no other numbers, such as those of another type
+            return True
+    head: Any = other.get_submodule(way.head)
+    return torch.allclose(F.linear(features, head.weight, head.bias), logits, equal_nan=True)

@@ -6,6 +6,7 @@ A `Reading` says how (reading.py finds it out); `Wrapped` is such a module with 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .inputs import Inputs, arguments
+
+
+class ModelError(ValueError):
+    """A module that cannot be used as it is: says why, and what helps."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,22 @@ class Wrapped(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         head: Any = self.get_submodule(self.head_name)
         args, named = arguments(self.reading.inputs, x, head.weight.dtype)
-        logits = at(self.__dict__["inner"](*args, **named), self.reading.place)
+        logits = self._logits(self.__dict__["inner"](*args, **named))
         features, head.seen = head.seen, None
         if self.reading.through:
             features, logits = logits, F.linear(logits, head.weight, head.bias)
         return features, logits
+
+    def _logits(self, out: Any) -> Tensor:
+        """The logits, where the reading has them: a module may return something else when it trains."""
+        with contextlib.suppress(TypeError, KeyError, IndexError):
+            if isinstance(logits := at(out, self.reading.place), Tensor):
+                return logits
+        raise ModelError(
+            f"model {type(self.__dict__['inner']).__name__} returns a {type(out).__name__} "
+            f"{'while it trains' if self.training else 'when it answers'} that does not have the logits where they "
+            "are otherwise; let it return the same in train() and eval()"
+        )
 
 
 def at(out: Any, place: int | None) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from .. import rng, tree
 from ..tree import Tree
 from .inputs import example
+from .wrapped import ModelError
 
 
 def written(task: Any, own: Tree) -> frozenset[str]:
@@ -27,6 +28,8 @@ def written(task: Any, own: Tree) -> frozenset[str]:
         with torch.no_grad():
             for mode in ("train", "eval"):
                 task.apply(own, x, mode, key)
+    except ModelError:
+        raise
     except Exception:  # whoever uses the module meets the same error, and says which operation fails
         return frozenset()
     finally:
