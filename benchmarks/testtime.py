@@ -6,7 +6,12 @@ an AugMix view of the kernel may differ from torch's by a rounded level.
 
     python benchmarks/testtime.py [--quick] [--out figures.json]
     python benchmarks/testtime.py --quick --cpu-time    one thread and its CPU time, which other work changes little
+    python benchmarks/testtime.py --quick --cores 2     all that two cores give: the loop's threads, our processes
     python benchmarks/testtime.py --every [--adapters tent,sar] [--precision fp32] [--out figures.json]
+
+On a CPU the steps of an adapter that tunes on views are timed by themselves, too: forward and backward passes of plain
+PyTorch over so many images, and nothing else. No way of serving samples on the same cores takes less, unless it has
+quicker convolutions.
 
 `--every` compares all adapters of the catalogue with a loop over clients: both ways serve the same batches of 32. Its
 rows also say how far the loop is from itself where its model differs by a rounding (`loop_differs_from_itself`), which
@@ -27,9 +32,23 @@ import torch
 from harness import environment, parser_of, write
 
 from acclimate.adapters import MEMO, THE, TTT, THEPlus
-from acclimate.backends import Serial, Vmap
+from acclimate.backends import Auto, Serial, Vmap
 from acclimate.backends.vmap.capture import tf32
-from acclimate.core import Adapter, Engine, Method, Personalizer, Protocol, Shards, Task, Tree, Work, Worker, fit, tree
+from acclimate.core import (
+    Adapter,
+    Backend,
+    Engine,
+    Method,
+    Personalizer,
+    Protocol,
+    Shards,
+    Task,
+    Tree,
+    Work,
+    Worker,
+    fit,
+    tree,
+)
 from acclimate.core.nn import kernels, products
 from acclimate.experiment import catalogue
 from acclimate.methods import FedTHE, FedTTT
@@ -107,11 +126,11 @@ def deployed(
     model: CNN,
     clients: int,
     device: torch.device,
-    precision: Literal["tf32", "fp32"] = "tf32",
+    backend: Backend,
 ) -> tuple[Engine, Engine, Any]:
-    """A vectorised and a plain engine, and models after one round."""
+    """An engine of this backend and a plain one, and models after one round."""
     worker = Worker(Task(model, (3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3), method)
-    fast, slow = (b.open(worker, federation(clients, 64, 0), device) for b in (Vmap(precision=precision), Serial()))
+    fast, slow = (b.open(worker, federation(clients, 64, 0), device) for b in (backend, Serial()))
     state = fit.start(worker, fast, clients)
     server, _, _ = fit.one_round(worker, fast, state.server, torch.arange(clients), 0)
     return fast, slow, fast.deploy(method.download(worker.task, server), fast.mine, personal)
@@ -128,7 +147,7 @@ def against_clients(
     """Seconds per sample of a loop over clients, each in batches of 32, and of all clients in one step."""
     adapter, batch = catalogue.ADAPTERS[case.adapter], 32
     method, personal = catalogue.METHODS[case.method], catalogue.PERSONALS[case.personal]
-    fast, slow, models = deployed(method, personal, CNN(norm=case.norm), clients, device, precision)
+    fast, slow, models = deployed(method, personal, CNN(norm=case.norm), clients, device, Vmap(precision=precision))
     if adapter.calibrates:
         models = fast.calibrated(models, federation(clients, 64, 2), adapter)
     test = federation(clients, samples, 1)
@@ -155,8 +174,29 @@ def against_clients(
     }
 
 
+def steps_alone(adapter: Adapter) -> float | None:
+    """Seconds of the passes over a sample's views, forward and backward, as one batch through plain PyTorch."""
+    images = getattr(adapter, "steps", 0) * (getattr(adapter, "views", None) or 0)
+    if not images:
+        return None
+    net = CNN().build((3, 32, 32), 10).to(memory_format=torch.channels_last)
+    x = torch.rand(images, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    taken = []
+    for _ in range(12):
+        began = CLOCK[0]()
+        torch.autograd.grad(net(x)[1].logsumexp(1).sum(), list(net.parameters()))
+        taken.append(CLOCK[0]() - began)
+    return statistics.median(taken[2:])
+
+
 def measure(
-    name: str, clients: int, samples: int, looped: int, device: torch.device, repeats: int = 3
+    name: str,
+    clients: int,
+    samples: int,
+    looped: int,
+    device: torch.device,
+    backend: Backend,
+    repeats: int = 3,
 ) -> dict[str, Any]:
     """Seconds per sample of both ways. The loop takes `looped` samples of one client, whose losses are compared.
 
@@ -164,7 +204,7 @@ def measure(
     """
     method, adapter = CASES[name]
     test = federation(clients, samples, 1)
-    fast, slow, models = deployed(method, Personalizer(), CNN(), clients, device)
+    fast, slow, models = deployed(method, Personalizer(), CNN(), clients, device, backend)
     one = [fast.model_of(models, 0)]
     few = Shards.of(test.x, test.y, [test.own(0)[:looped]])
     batch = min(samples, 32)
@@ -181,6 +221,10 @@ def measure(
         "vectorised, first time": first / total,
         "vectorised": vectorised / total,
     }
+    alone = steps_alone(adapter) if device.type == "cpu" else None
+    if alone is not None:
+        per["the steps alone"] = alone
+    fast.close()
     return {
         "adapter": name,
         "milliseconds_per_sample": {k: round(1e3 * v, 4) for k, v in per.items()},
@@ -195,6 +239,11 @@ def _itself(row: dict[str, Any]) -> str:
     return f" (of {row['loss'][0]:.4g}; a rounding in the loop: {row['loop_differs_from_itself']:.1e})"
 
 
+def _steps(per: dict[str, float]) -> str:
+    alone = per.get("the steps alone")
+    return f"   the steps alone {alone:.3f} ms, {per['loop'] / alone:.1f} x" if alone else ""
+
+
 def main() -> None:
     """Measure, print, and write JSON where asked."""
     parser = parser_of(__doc__)
@@ -205,8 +254,11 @@ def main() -> None:
         "--precision", choices=("tf32", "fp32"), default="tf32", help="of --every: as backend.precision"
     )
     parser.add_argument("--cpu-time", action="store_true", help="of one thread, in the place of time; on a CPU")
+    parser.add_argument("--cores", type=int, help="on a CPU: threads of the loop, and cores of `backend=auto`")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.cores:
+        torch.set_num_threads(args.cores)
     if args.cpu_time:
         torch.set_num_threads(1)
         CLOCK[0] = time.process_time
@@ -220,11 +272,11 @@ def main() -> None:
         if isinstance(case, Case):
             rows.append(against_clients(case, clients, samples, device, precision=args.precision))
         else:
-            rows.append(measure(case, clients, samples, looped, device))
+            rows.append(measure(case, clients, samples, looped, device, Auto() if args.cores else Vmap()))
         row, per = rows[-1], rows[-1]["milliseconds_per_sample"]
         print(
             f"{row['adapter']:22s} loop {per['loop']:9.3f} ms   vectorised {per['vectorised']:9.4f} ms per sample   "
-            f"{row['times_faster']:7.1f} x   loss differs by {row['loss_difference']:.1e}{_itself(row)}",
+            f"{row['times_faster']:7.1f} x   loss differs by {row['loss_difference']:.1e}{_itself(row)}{_steps(per)}",
             flush=True,
         )
         if args.out:
