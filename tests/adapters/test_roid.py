@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from acclimate.adapters import ROID
+from acclimate.adapters.roid import smoothed
 from acclimate.core import SGD, rng
 from acclimate.ops.augment import Views
 from by_hand import TASK, Halved, W, X, close, entropy, images, model, predict, slope, softmax
@@ -93,6 +94,12 @@ def test_answers_are_weighed_by_the_smoothed_prior_of_the_batch(variant):
     prior = (pi + g) / (1 + 3 * g)
     assert prior.sum() == pytest.approx(1.0)
     close(logits, z + np.log(prior) if variant == "paper" else z * prior)
+
+
+def test_a_batch_of_fewer_samples_than_classes_says_less_of_the_prior():
+    prior = np.array([0.7, 0.2, 0.1])
+    for batch, g in ((1, 1 / 0.7), (2, 0.5 / 0.7), (3, 1 / 2.1), (200, 1 / 2.1)):
+        close(smoothed(torch.tensor(prior), batch), (prior + g) / (1 + 3 * g))
 
 
 def test_one_sample_counts_as_one_and_is_answered_with_numbers():

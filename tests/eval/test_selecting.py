@@ -73,6 +73,10 @@ def test_scores_are_computed_from_answers_and_validation_accuracy(fit, found):
     p = [x[r].softmax(-1).double() for x, r in zip(out.logits, out.real, strict=True)]
     entropies = [float(-(q * q.log()).sum(-1).mean()) for q in p]
     assert score(found, "original", "entropy")[1] == pytest.approx(-np.mean(entropies), abs=1e-5)
+    out = session.serve_as(Viewed(CANDIDATES[1]), built.shards, Protocol(32))
+    answers, views = (a.argmax(-1) for a in (out.logits, out.trace["view"]))
+    same = [float((a == v)[r].double().mean()) for a, v, r in zip(answers, views, out.real, strict=True)]
+    assert score(found, "original", "consistency")[1] == pytest.approx(np.mean(same), abs=2e-6) and np.mean(same) < 1
 
 
 def test_the_view_is_answered_from_the_same_state_and_changes_nothing(fit):
