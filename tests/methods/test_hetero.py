@@ -222,6 +222,14 @@ def test_every_client_has_its_own_architecture_and_adaptation_net(fit):
     assert message == {"personalised": [len(fit.world.public), 10], "base": [len(fit.world.public), 10]}
 
 
+def test_clients_of_several_architectures_have_no_server_to_exchange_by(fit):
+    table = ac.evaluate(fit, adapters=[ac.adapters.Latte(), ac.adapters.NoAdapt()])
+    assert {r["adapter"] for r in table.rows} == {"none"} and [r["reason"] for r in table.refused] == [
+        "Latte exchanges at test time, and clients of several architectures have no common server for that; train one "
+        "model"
+    ]
+
+
 def test_architectures_are_dealt_by_turns_or_by_the_seed():
     drawn = [Mixed(SHAPES.models).deal(n, rng.key(1)) for n in (40, 60)]
     assert drawn[1][:40] == drawn[0] and set(drawn[0]) == {0, 1, 2}
