@@ -114,7 +114,9 @@ def test_refusals_and_bad_fields():
     assert ROID(params="all").refusal(flat, model()).endswith("set consistency=0")
     assert ROID(params="all", consistency=0.0).refusal(flat, model()) is None
     missing = ROID(params="all", prior="client").refusal(TASK, model())
-    assert missing == "ROID with prior='client' needs prior in the deployed model: personalise with ClassPrior"
+    assert missing == (
+        "ROID with prior='client' needs prior in the deployed model: personalise with ClassPrior (personal=prior)"
+    )
     other = ROID(params="all", prior="client").refusal(TASK, model(prior=torch.ones(7) / 7))
     assert "the shares of 7 classes, and this model has 3" in other
     with pytest.raises(ValueError, match="ensemble=2"):

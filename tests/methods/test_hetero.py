@@ -20,6 +20,7 @@ from acclimate.methods.public import answers, whole_step
 from acclimate.models import CNN, MLP, Mixed
 from acclimate.ops.learned import learned_loss
 from acclimate.running import run as api
+from acclimate.running.check import check_all
 from acclimate.running.join import join
 from support import CLASSES, MODELS, client_data, equal, gap, images, shards, task
 
@@ -228,6 +229,9 @@ def test_clients_of_several_architectures_have_no_server_to_exchange_by(fit):
         "Latte exchanges at test time, and clients of several architectures have no common server for that; train one "
         "model"
     ]
+    with pytest.raises(ValueError, match="no adapter can be tested.*have no common server for that; train one model"):
+        check_all([replace(fit.experiment, adapters=(ac.adapters.Latte(),))])
+    check_all([replace(fit.experiment, adapters=(ac.adapters.Latte(), ac.adapters.NoAdapt()))])
 
 
 def test_architectures_are_dealt_by_turns_or_by_the_seed():
