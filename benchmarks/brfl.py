@@ -145,8 +145,12 @@ def means(rows: Iterable[Row], alpha: float) -> dict[str, dict[str, float]]:
 
 
 def not_adapted(case: str) -> str:
-    """The case that has the same model and does not adapt: what is only noted beside a model does not change it."""
-    method, _, personal = case.partition("/")[0].partition("+")
+    """The case that has the same model and does not adapt: what is only noted beside a model does not change it. Of a
+    model with another norm none is measured, and no case has this name."""
+    deployed, _, adapter = case.partition("/")
+    method, _, personal = deployed.partition("+")
+    if adapter in {c.adapter for c in CASES if c.norm != "batch"}:
+        return ""
     return f"{method}+finetune/none" if personal == "finetune" else f"{method}/none"
 
 

@@ -30,6 +30,9 @@ DIGITS = ("no-harm-seeds-9-11", "no-harm-seeds-12-14", "no-harm")
 CIFAR10 = ("no-harm-cifar10-seeds-0-2", "no-harm-cifar10-seeds-3-5", "no-harm-cifar10-seeds-6-8")
 """Files of benchmarks/live.py with other seeds and other guards each; how free adapting does is told by all of them."""
 
+OTHER_MODEL = ("/note",)
+"""Cases of benchmarks/brfl.py whose model has a norm of its own: `none` there is another model."""
+
 
 def cells(live: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     """All cells of these files of a folder."""
@@ -55,7 +58,7 @@ def federated(path: Path, alpha: float) -> Panel:
         method = r["case"].split("/")[0]
         base = method if "finetune" in method else method.split("+")[0]
         before = plain.get((base, r["stream"], r["seed"]))
-        if before is not None and not r["case"].endswith("/none"):
+        if before is not None and not r["case"].endswith(("/none", *OTHER_MODEL)):
             found[_short(r["case"])][r["stream"]].append(r["accuracy"] - before)
     return _means(found)
 

@@ -328,6 +328,18 @@ def test_who_is_above_not_adapting_and_above_fedthe(bench):
     )
 
 
+def test_an_adapter_with_a_model_of_its_own_norm_is_not_held_against_that_of_another(bench):
+    accuracies = {"fedavg/none": 50, "fedavg/note": 60, "fedavg/tent": 51, "fedthe/the": 55}
+    rows = [
+        {"case": case, "alpha": 0.1, "stream": "original", "seed": 0, "accuracy": a} for case, a in accuracies.items()
+    ]
+    told = bench("brfl").verdicts(rows, ["original"], 0.1).splitlines()
+    assert told[:2] == [
+        "above not adapting on every stream: fedavg/tent",
+        "above FedTHE on every stream: fedavg/note",
+    ]
+
+
 def test_cases_are_compared_over_the_seeds_that_both_have(bench):
     accuracies = {("fedthe/the", 0): 60, ("fedthe/the", 1): 40, ("fedavg/none", 0): 50, ("fedavg/bn", 0): 59,
                   ("fedavg/tent", 1): 41, ("fedavg/late", 2): 90}  # fmt: skip

@@ -202,6 +202,26 @@ def test_what_the_clients_own_prior_changes_is_stored():
             assert client <= even  # "it does not help"
 
 
+def test_batch_sizes_and_normalisation_are_as_stored():
+    kept = json.loads((ROOT / "results" / "adapters" / "batches.json").read_text())["rows"]
+    cells = {(r["norm"], r["adapter"], r["classes"], r["batch"]): r for r in kept if r["stream"] == "continual"}
+    assert {r["seed"] for r in kept} == {0} and "with one seed" in PAGE
+    table = rows("### Batch size and normalisation")
+    assert len(table) * 8 == len(cells)
+    for name, row in table.items():
+        norm, adapter = name.split()
+        for column, said in row.items():
+            classes, batch = column.split(", ")
+            found, plain = (cells[norm, a, f"{classes} classes", int(batch)]["accuracy"] for a in (adapter, "none"))
+            assert said == (f"{found:.1f}" if adapter == "none" else f"{found - plain:+.1f}"), (name, column)
+    apart = {k: float(table["group none"][f"{k}, 1"]) - float(table["batch none"][f"{k}, 1"]) for k in ("few", "all")}
+    assert f"{apart['few']:.1f} points above batch norm where classes are few, and {apart['all']:.1f} where" in PAGE
+    few = {n: [float(row[f"few, {b}"]) for b in (1, 4, 16, 64)] for n, row in table.items()}
+    for name in ("batch bn", "batch tent", "batch roid"):
+        assert -37 <= few[name][0] <= -28.5 and 0 <= few[name][2] <= 3 and max(few[name][1], few[name][3]) < 0
+        assert -75 <= float(table[name]["all, 1"]) <= -70.5
+
+
 def test_the_picture_is_drawn_from_the_stored_results(heatmap):
     assert heatmap.draw(heatmap.panels(ROOT / "results")) == (ROOT / "docs" / "adapters.svg").read_text()
 

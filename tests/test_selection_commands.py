@@ -78,6 +78,9 @@ def test_compare_reads_choices_and_says_the_gap(tested, tmp_path):
     assert body["choices"] == [said] and said in " ".join(done.output.split())
     named = ac.compare(path, rows=["fedavg/oracle", "fedavg/bn"], select="oracle")
     assert "oracle chose by test labels" in named.choices[0] and named.first == "fedavg with what oracle chose"
+    by_name = ac.compare(path, rows=["fedavg", "fedavg/bn"], select="entropy")  # not the method without adaptation
+    assert by_name.first == "fedavg with what entropy chose" and by_name.choices == (said,)
+    assert ac.compare(path, rows=["fedavg", "fedavg/bn"]).first == "fedavg"
     with pytest.raises(ValueError, match="select=snd: no run here chose so; run the experiment with select=snd"):
         ac.compare(path, select="snd")
     with pytest.raises(ValueError, match="select='best' is not possible"):

@@ -89,6 +89,20 @@ def test_views_are_averaged_where_the_source_is_unsure(per):
             torch.testing.assert_close(got[i], (plain if confident else mean)[i], rtol=1e-4, atol=1e-5)
 
 
+def test_the_source_decides_and_never_follows_the_student():
+    t, model, predict, x = world("cnn-plain")
+    adapter = replace(PLAIN, views=3, augment=StrongViews())
+    far = {k: 4.0 * p for k, p in model["vars"]["params"].items()}
+    state = {**adapter.init(t, model), "params": far, "teacher": far}
+    sure, later = (answer(t, model["vars"], p, x).softmax(-1).amax(-1) for p in (model["vars"]["params"], far))
+    assert float(later.mean()) > float(sure.mean()) + 0.05
+    between = replace(adapter, unsure=float(sure.mean() + later.mean()) / 2)
+    for some, views in ((between, True), (replace(adapter, unsure=0.9 * float(sure.mean())), False)):
+        target, _, told = some.trace(t, predict, model, state, x, KEY)
+        torch.testing.assert_close(told["confidence"], sure)
+        assert (gap(target, answer(t, model["vars"], far, x)) > 1e-2) is views
+
+
 def test_views_are_recorded_once_however_many_there_are_and_chunks_change_no_answer():
     """A recording runs a loop's body once: what it launches and holds is that of one chunk."""
     t, model, predict, x = world()

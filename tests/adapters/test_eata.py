@@ -167,7 +167,8 @@ def test_padding_does_not_count_for_fisher(live):
 def test_refusals_name_what_is_missing(live):
     worker, model = live
     assert EATA().refusal(worker.task, model) == (
-        "EATA needs fisher in the deployed model, which has only vars; personalise with Fisher, or set alpha=0"
+        "EATA needs fisher in the deployed model, which has only vars; personalise with Fisher (personal=fisher), or "
+        "set alpha=0"
     )
     assert EATA(alpha=0.0).refusal(worker.task, model) is None
     noted = Fisher().run(worker.task, worker.predict(), model, client_data(shards(), 5), rng.key(0))

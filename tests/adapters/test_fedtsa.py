@@ -82,6 +82,14 @@ def test_the_attention_is_that_of_plain_modules(monkeypatch, steps, robust):
         assert gap(ours, by_modules(x, 1, 0.05, robust)) > 1e-3, "something was learned"
 
 
+def test_the_step_of_least_loss_counts_and_not_the_last(monkeypatch):
+    monkeypatch.setattr(attending, "drawn", most)
+    x = draw(5, 4, 6)
+    wild, first = (attending.weights(x, torch.full((5,), 4.0), Adam(lr=0.5), n, 0.1, KEY) for n in (6, 1))
+    torch.testing.assert_close(wild, by_modules(x, 6, 0.5, 0.1))
+    assert torch.equal(wild, first), "every step of such a rate makes the loss larger"
+
+
 def test_the_robust_loss_counts(monkeypatch):
     monkeypatch.setattr(attending, "drawn", most)
     x = draw(5, 4, 6)

@@ -81,7 +81,7 @@ def test_refusal_and_bad_fields():
     bare = {"vars": model()["vars"]}
     assert NEO().refusal(TASK, bare) is None
     assert NEO(against="client").refusal(TASK, bare) == (
-        "NEO with against='client' needs means in the deployed model: personalise with ClassMeans"
+        "NEO with against='client' needs means in the deployed model: personalise with ClassMeans (personal=means)"
     )
     with pytest.raises(ValueError, match="keep=1.5"):
         NEO(keep=1.5)

@@ -74,7 +74,7 @@ def test_what_is_missing_is_named():
     reason = "NOTE needs instance-aware batch norm, and this model has none; train it with norm='iabn'"
     assert SMALL.refusal(task("cnn-batch"), model) == reason
     assert replace(SMALL, capacity=4).refusal(t, model) == "NOTE: capacity=4 must be at least the number of classes, 5"
-    assert "personalise with ClassPrior" in replace(SMALL, prior="client").refusal(t, model)
+    assert "personalise with ClassPrior (personal=prior)" in replace(SMALL, prior="client").refusal(t, model)
     for fields in ({"capacity": 0}, {"every": 0}, {"rate": 2.0}, {"steps": 0}, {"prior": "own"}):
         with pytest.raises(ValueError, match=f"NOTE: {next(iter(fields))}="):
             NOTE(**fields)

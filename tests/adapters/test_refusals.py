@@ -63,7 +63,7 @@ def test_eata_needs_the_weights_of_all_that_it_tunes_unless_nothing_is_held():
     normed = task((5,), ["n.weight"])
     bare = {"vars": {"params": params, "buffers": {}}}
     weighed = {**bare, "fisher": {"n.weight": 0}}
-    assert EATA().refusal(normed, bare).endswith("personalise with Fisher, or set alpha=0")
+    assert EATA().refusal(normed, bare).endswith("personalise with Fisher (personal=fisher), or set alpha=0")
     assert EATA(alpha=0.0).refusal(normed, bare) is None
     assert EATA().refusal(normed, weighed) is None
     assert "EATA tunes head.weight, and Fisher did not weigh it" in EATA(params="all").refusal(normed, weighed)

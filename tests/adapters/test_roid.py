@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from acclimate.adapters import ROID
+from acclimate.adapters.roid import smoothed
 from acclimate.core import SGD, rng
 from acclimate.ops.augment import Views
 from by_hand import TASK, Halved, W, X, close, entropy, images, model, predict, slope, softmax
@@ -95,6 +96,12 @@ def test_answers_are_weighed_by_the_smoothed_prior_of_the_batch(variant):
     close(logits, z + np.log(prior) if variant == "paper" else z * prior)
 
 
+def test_a_batch_of_fewer_samples_than_classes_says_less_of_the_prior():
+    prior = np.array([0.7, 0.2, 0.1])
+    for batch, g in ((1, 1 / 0.7), (2, 0.5 / 0.7), (3, 1 / 2.1), (200, 1 / 2.1)):
+        close(smoothed(torch.tensor(prior), batch), (prior + g) / (1 + 3 * g))
+
+
 def test_one_sample_counts_as_one_and_is_answered_with_numbers():
     (logits, weight, state), *_ = served(ROID(params="all", views=Views(flip=False)), batches=X[:1, :1])
     assert weight.tolist() == [1.0]
@@ -107,7 +114,9 @@ def test_refusals_and_bad_fields():
     assert ROID(params="all").refusal(flat, model()).endswith("set consistency=0")
     assert ROID(params="all", consistency=0.0).refusal(flat, model()) is None
     missing = ROID(params="all", prior="client").refusal(TASK, model())
-    assert missing == "ROID with prior='client' needs prior in the deployed model: personalise with ClassPrior"
+    assert missing == (
+        "ROID with prior='client' needs prior in the deployed model: personalise with ClassPrior (personal=prior)"
+    )
     other = ROID(params="all", prior="client").refusal(TASK, model(prior=torch.ones(7) / 7))
     assert "the shares of 7 classes, and this model has 3" in other
     with pytest.raises(ValueError, match="ensemble=2"):

@@ -109,7 +109,7 @@ def test_what_is_missing_is_named():
     assert SMALL.refusal(t, model) is None
     assert replace(SMALL, capacity=4).refusal(t, model) == "RoTTA: capacity=4 must be at least the number of classes, 5"
     assert "build it with norm='batch' or 'group'" in SMALL.refusal(task("cnn-plain"), model)
-    assert "personalise with ClassPrior" in replace(SMALL, prior="client").refusal(t, model)
+    assert "personalise with ClassPrior (personal=prior)" in replace(SMALL, prior="client").refusal(t, model)
     t.shape = (5,)
     assert "RoTTA needs images to augment" in SMALL.refusal(t, model)
     for fields in ({"capacity": 0}, {"every": 0}, {"rate": 2.0}, {"ema": -1.0}, {"timeliness": -1.0}, {"prior": "own"}):

@@ -90,7 +90,8 @@ def test_refusals_and_bad_fields():
     assert "set params='all' or the model's norm" in SANTA().refusal(TASK, model(means=MEANS))
     assert "SANTA needs images to take views of" in BASE.refusal(flat, model(means=MEANS))
     assert BASE.refusal(TASK, model()) == (
-        "SANTA needs means in the deployed model, which has only vars; personalise with ClassMeans, or set align=0"
+        "SANTA needs means in the deployed model, which has only vars; personalise with ClassMeans (personal=means), "
+        "or set align=0"
     )
     assert SANTA(params="all", align=0.0).refusal(TASK, model()) is None
     with pytest.raises(ValueError, match="temperature=0"):

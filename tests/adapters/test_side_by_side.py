@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from acclimate.adapters import LAME, NOTE, SAR, CoTTA, RoTTA
+from acclimate.adapters import LAME, NOTE, ROID, SAR, CoTTA, DeYO, RoTTA, Tent
 from acclimate.core import SGD, Task, rng, tree
 from acclimate.models import CNN
 from support import CLASSES, gap, images
@@ -15,6 +15,9 @@ CASES = {
     "cotta": CoTTA(opt=SGD(lr=0.05), views=2, restore=0.2),
     "rotta": RoTTA(capacity=6, every=3, opt=SGD(lr=0.05), prior="client"),
     "note": NOTE(capacity=6, every=3, opt=SGD(lr=0.05), prior="client"),
+    "roid": ROID(opt=SGD(lr=0.05), prior="client", variant="released"),
+    "delta": Tent(opt=SGD(lr=0.05), renorm=0.9, start="model", balance=0.9, prior="client"),
+    "deyo": DeYO(opt=SGD(lr=0.05), margin=1.0, least=-1.0, patches=2, variant="released"),
 }
 
 

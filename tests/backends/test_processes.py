@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from troubled import Sleeper, Trouble
 
 from acclimate import backends
-from acclimate.adapters import THE, Guarded, Latte, Tent, Together
+from acclimate.adapters import THE, BNTogether, FedCTTA, FedTSA, Guarded, Latte, Tent, Together
 from acclimate.backends import Auto, Processes, Serial, Vmap
 from acclimate.backends.workers import engine, process_pool, processes
 from acclimate.backends.workers.engine import shares
@@ -109,6 +109,9 @@ def test_every_method_has_the_bits_of_serial(name, two):
         Together(every=2),
         pytest.param(Together(weights="uniform"), marks=pytest.mark.slow),
         pytest.param(Latte(neighbours=2), marks=pytest.mark.slow),
+        pytest.param(FedCTTA(noise=4, temperature=0.1), marks=pytest.mark.slow),
+        pytest.param(FedTSA(window=2, steps=3), marks=pytest.mark.slow),
+        pytest.param(BNTogether(), marks=pytest.mark.slow),
     ],
 )
 def test_clients_that_exchange_while_they_adapt_have_the_bits_of_serial(adapter, two):

@@ -18,7 +18,7 @@ import torch
 if find_spec("ray") is None:  # not imported here: the backend must tell Ray where to listen before that
     pytest.skip("the extra `ray` is not installed", allow_module_level=True)
 
-from acclimate.adapters import THE, Tent, Together
+from acclimate.adapters import THE, BNTogether, FedCTTA, FedTSA, Latte, Tent, Together
 from acclimate.backends.workers import ray_actors
 from acclimate.backends.workers import ray_cluster as module
 from acclimate.backends.workers.process_pool import Failure
@@ -126,12 +126,26 @@ def trained(worker, engine, rounds=3):
 # --- the same numbers ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("backend", "most"), [("ray", 0.0), pytest.param("ray-vmap", 1e-5, marks=pytest.mark.slow)])
-def test_clients_that_exchange_while_they_adapt_agree_with_serial(backend, most, engines):
+EXCHANGED = [(Together(), "ray", 0.0)]
+EXCHANGED += [
+    pytest.param(a, backend, most, marks=pytest.mark.slow)
+    for a, backend, most in (
+        (Together(), "ray-vmap", 1e-5),
+        (Together(weights="uniform"), "ray", 0.0),
+        (FedCTTA(noise=4, temperature=0.1), "ray", 0.0),
+        (Latte(neighbours=2), "ray", 0.0),
+        (FedTSA(window=2, steps=3), "ray", 0.0),
+        (BNTogether(), "ray", 0.0),
+    )
+]
+
+
+@pytest.mark.parametrize(("adapter", "backend", "most"), EXCHANGED)
+def test_clients_that_exchange_while_they_adapt_agree_with_serial(adapter, backend, most, engines):
     def served(name):
         _, engine, state = fitted(METHODS["fedavg"], name, rounds=1)
         models = engine.deploy(state.server, engine.mine, FineTune(work=SMALL))
-        found = engine.serve(models, shards(seed=2), Together(), Protocol(batch=8))
+        found = engine.serve(models, shards(seed=2), adapter, Protocol(batch=8))
         engine.close()
         return found
 

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 import acclimate as ac
 from acclimate import store
-from acclimate.adapters import Tent
+from acclimate.adapters import Tent, Together
 from acclimate.backends import Serial, Vmap
 from acclimate.backends.vmap import capture, state_file
 from acclimate.backends.vmap.buckets import plan
 from acclimate.backends.vmap.capture import tf32
 from acclimate.backends.vmap.state_file import Layout, Rows
-from acclimate.core import HostShards, NonFinite, Protocol, Shards, Stacked, Worker, fit, tree
+from acclimate.core import CannotExchange, HostShards, NonFinite, Protocol, Shards, Stacked, Worker, fit, tree
 from acclimate.experiment.settings import expand
 from acclimate.methods import SCAFFOLD, Ditto, FedAvg
-from acclimate.personal import FineTune
+from acclimate.personal import FineTune, NoPersonal
 from acclimate.running import run as api
 from support import SMALL, Poison, equal, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS, having_maps
@@ -93,6 +93,14 @@ def test_tests_are_the_same_from_files_and_host_memory(personal):
         served = engine.serve(models, shards((9, 12, 0, 8, 5, 8), seed=2), Tent(), Protocol(batch=4), trace=True)
         results.append({"served": served, "one": engine.model_of(models, 3)})
     assert gap(*results) < 1e-4
+
+
+def test_clients_whose_states_are_in_a_file_are_told_how_to_exchange():
+    worker, engine, state = trained(small(SCAFFOLD()), FAR, rounds=1)
+    models = engine.deploy(worker.method.download(worker.task, state.server), state.mine, NoPersonal())
+    says = "Together needs the models in memory: set backend.private=device"
+    with pytest.raises(CannotExchange, match=says):
+        engine.serve(models, shards(seed=2), Together(), Protocol(batch=8))
 
 
 def test_clients_that_hold_nothing_and_one_flat_array_of_rows():

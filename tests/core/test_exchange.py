@@ -308,3 +308,5 @@ def test_rules_and_messages():
     answers = FedCTTA(TENT, noise=3).send(t, worker.predict(), model, moved, rng.key(0))["answer"]
     noise = rng.uniform(rng.key(0), 3, 3, 10, 10)
     assert gap(answers, worker.predict()(with_params(model, moved["params"]), noise).logits.mean(0)) == 0
+    other = FedCTTA(TENT, noise=3, seed=4).images(t, noise)
+    assert torch.equal(other, rng.uniform(rng.key(4), 3, 3, 10, 10)) and not torch.equal(other, noise)

@@ -73,6 +73,22 @@ def test_scores_are_computed_from_answers_and_validation_accuracy(fit, found):
     p = [x[r].softmax(-1).double() for x, r in zip(out.logits, out.real, strict=True)]
     entropies = [float(-(q * q.log()).sum(-1).mean()) for q in p]
     assert score(found, "original", "entropy")[1] == pytest.approx(-np.mean(entropies), abs=1e-5)
+    out = session.serve_as(Viewed(CANDIDATES[1]), built.shards, Protocol(32))
+    answers, views = (a.argmax(-1) for a in (out.logits, out.trace["view"]))
+    same = [float((a == v)[r].double().mean()) for a, v, r in zip(answers, views, out.real, strict=True)]
+    assert score(found, "original", "consistency")[1] == pytest.approx(np.mean(same), abs=2e-6) and np.mean(same) < 1
+
+
+def test_source_serves_validation_examples_with_the_streams_batch_size(fit):
+    """A batch's own statistics are others in batches of another size."""
+    known = {}
+    for batch in (3, 32):
+        held = Session(fit.engine, fit.engine.deploy(fit.state.server, fit.state.mine, fit.experiment.personal), None)
+        known[batch] = held.serve(CANDIDATES[1], fit.world.shards(fit.world.val), Protocol(batch))
+        found = ac.select(fit, CANDIDATES[:2], [ac.shifts.Original(batch=batch)], ("source",))
+        right = [float(h[r].mean()) for h, r in zip(known[batch].hit, known[batch].real, strict=True)]
+        assert score(found, "original", "source")[1] == pytest.approx(np.mean(right), abs=2e-6)
+    assert not torch.equal(known[3].hit[:, :9], known[32].hit[:, :9])
 
 
 def test_the_view_is_answered_from_the_same_state_and_changes_nothing(fit):

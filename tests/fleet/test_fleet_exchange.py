@@ -53,6 +53,16 @@ def test_a_node_that_spoils_a_message_is_left_out_and_the_others_go_on(tmp_path)
     assert sum(kind == "evaluate" and told == ["up.0", "up.2"] for kind, told in seen) == 4
 
 
+def test_newcomers_of_a_fleet_have_nobody_to_exchange_by_and_the_clients_behind_them_do(tmp_path):
+    e, _ = of("together-uniform", "data.new_clients=2", "streams=new-clients,grouped")
+    results = run(FakeGrid(tmp_path), e, tmp_path / "run")
+    assert {row["stream"] for row in results["table"]} == {"grouped"}
+    assert [r["reason"] for r in results["refused"]] == [
+        "stream new-clients: Together exchanges at test time, and newcomers of a fleet have no node of their own; use "
+        "backend=serial, vmap, processes or ray"
+    ]
+
+
 def test_messages_whose_sum_overflows_cost_the_adapter_its_row_and_not_the_run(tmp_path):
     """Both clients of node 101 say 3e38, and nothing bounds norms."""
 

@@ -20,6 +20,7 @@ from acclimate.methods.public import answers, whole_step
 from acclimate.models import CNN, MLP, Mixed
 from acclimate.ops.learned import learned_loss
 from acclimate.running import run as api
+from acclimate.running.check import check_all
 from acclimate.running.join import join
 from support import CLASSES, MODELS, client_data, equal, gap, images, shards, task
 
@@ -220,6 +221,17 @@ def test_every_client_has_its_own_architecture_and_adaptation_net(fit):
         assert half.predict()(model, fit.world.examples.x[:3]).logits.shape == (3, 10)
     message = {part["group"]: part["shape"] for part in fit.state.cost["message"]}
     assert message == {"personalised": [len(fit.world.public), 10], "base": [len(fit.world.public), 10]}
+
+
+def test_clients_of_several_architectures_have_no_server_to_exchange_by(fit):
+    table = ac.evaluate(fit, adapters=[ac.adapters.Latte(), ac.adapters.NoAdapt()])
+    assert {r["adapter"] for r in table.rows} == {"none"} and [r["reason"] for r in table.refused] == [
+        "Latte exchanges at test time, and clients of several architectures have no common server for that; train one "
+        "model"
+    ]
+    with pytest.raises(ValueError, match="no adapter can be tested.*have no common server for that; train one model"):
+        check_all([replace(fit.experiment, adapters=(ac.adapters.Latte(),))])
+    check_all([replace(fit.experiment, adapters=(ac.adapters.Latte(), ac.adapters.NoAdapt()))])
 
 
 def test_architectures_are_dealt_by_turns_or_by_the_seed():

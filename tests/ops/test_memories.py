@@ -94,6 +94,16 @@ def test_the_timely_memory_is_that_of_a_python_list_over_500_samples(kind, capac
     assert full > 2
 
 
+def test_of_equal_scores_the_sample_that_is_held_stays():
+    share, label = torch.tensor(SHARES["uniform"]), torch.zeros(6, dtype=torch.int64)
+    x, entropy = torch.arange(6.0)[:, None].expand(6, 2), torch.full((6,), 0.5)
+    memory = memories.empty(TASK, MODEL, 8, "age", "entropy")
+    alike = memories.add_timely(memory, x, label, entropy, share, timeliness=0.0)
+    assert alike["x"][alike["held"] > 0, 0].tolist() == [0, 1]
+    late = memories.add_timely(memory, x, label, entropy, share, timeliness=1.0)  # the older one goes
+    assert late["x"][late["held"] > 0, 0].tolist() == [4, 5]
+
+
 def test_the_balanced_reservoir_is_that_of_a_python_list_over_500_samples():
     capacity, share = 12, torch.tensor(SHARES["uniform"])
     x, label, _ = stream(500, seed=4)

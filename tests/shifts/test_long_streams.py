@@ -156,6 +156,9 @@ def test_images_change_with_segments_and_labels_with_the_clock(shift):
     own = Original().build(world, KEY).shards.own(0)
     rows = drifting(own, world.examples.y[own], length, 0.5, 20, rng.fold(KEY, "label clock", 0))
     assert labels(built) == world.examples.y[rows].tolist()
+    other = Original().build(world, KEY).shards.own(1)
+    rows1 = drifting(other, world.examples.y[other], length, 0.5, 20, rng.fold(KEY, "label clock", 1))
+    assert labels(built, 1) == world.examples.y[rows1].tolist()  # each client has a mix of its own
     assert torch.equal(shown(built)[:8], world.examples.x[rows[:8]])  # the first segment is clean
     assert not torch.equal(shown(built)[8:16], world.examples.x[rows[8:16]])
     assert built.card["order"] == "the mix of classes drifts, to another one of Dirichlet(0.5) every 20 samples"

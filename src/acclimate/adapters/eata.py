@@ -65,7 +65,7 @@ class EATA(Traced):
         if not self.alpha:
             return None
         if reason := super().refusal(task, model):
-            return f"{reason}; personalise with Fisher, or set alpha=0"
+            return f"{reason}; personalise with Fisher (personal=fisher), or set alpha=0"
         if unweighed := sorted(set(tuned_of(task, model, self.params)) - set(model["fisher"])):
             return f"EATA tunes {unweighed[0]}, and Fisher did not weigh it: set its params='{self.params}'"
         return None

@@ -34,7 +34,10 @@ class EM(Reweighed):
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         if self.prior == "noted" and "confusion" not in model:
-            return "EM with prior='noted' needs confusion in the deployed model: personalise with Confusion"
+            return (
+                "EM with prior='noted' needs confusion in the deployed model: personalise with Confusion "
+                "(personal=confusion)"
+            )
         return super().refusal(task, model)
 
     def prepare(

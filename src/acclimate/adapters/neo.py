@@ -38,7 +38,10 @@ class NEO(Adapter):
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         if self.against == "client" and "means" not in model:
-            return "NEO with against='client' needs means in the deployed model: personalise with ClassMeans"
+            return (
+                "NEO with against='client' needs means in the deployed model: personalise with ClassMeans "
+                "(personal=means)"
+            )
         if others := sorted({"known", "others"} & model.keys()):
             kind = "class prototypes" if others[0] == "known" else "a mixture of models"
             return f"NEO centres features before a linear head, and this model answers with {kind}"

@@ -62,7 +62,7 @@ class SANTA(Adapter):
         if missing := missing or requirements.pixels(task, "SANTA", "take views of"):
             return missing
         if self.align and (reason := super().refusal(task, model)):
-            return f"{reason}; personalise with ClassMeans, or set align=0"
+            return f"{reason}; personalise with ClassMeans (personal=means), or set align=0"
         return None
 
     def init(self, task: Task, model: Tree) -> Tree:

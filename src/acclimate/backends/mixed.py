@@ -258,11 +258,8 @@ class MixedEngine(Engine):
         return Models(models.parts, tuple(done), models.first)
 
     def serve(self, models: Models, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
-        if exchange.exchanges(adapter):
-            raise CannotExchange(
-                f"{type(adapter).__name__} exchanges at test time, and clients of several architectures have no common "
-                "server for that; train one model"
-            )
+        if reason := exchange.mixed_refusal(adapter):
+            raise CannotExchange(reason)
         test, done = test.to(self.device), []
         for part, handle in zip(models.parts, models.handles, strict=True):
             worker = self._workers[int(part.name)]

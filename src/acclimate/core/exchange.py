@@ -67,6 +67,16 @@ def alone_refusal(adapter: Adapter) -> str | None:
     return f"{type(adapter).__name__} exchanges with other clients, and here every client is served alone"
 
 
+def mixed_refusal(adapter: Adapter) -> str | None:
+    """Why clients of several architectures cannot exchange, in one sentence, or None where they need not."""
+    if not exchanges(adapter):
+        return None
+    return (
+        f"{type(adapter).__name__} exchanges at test time, and clients of several architectures have no common server "
+        "for that; train one model"
+    )
+
+
 def refusal(worker: Worker, adapter: Adapter, clients: int) -> str | None:
     """Why so many clients cannot exchange what this adapter sends, in one sentence, or None where they can."""
     if not exchanges(adapter):

@@ -27,7 +27,9 @@ def prior_refusal(task: Task, model: Tree, kind: PriorKind, who: str) -> str | N
     if kind != "client":
         return None
     if "prior" not in model:
-        return f"{who} with prior='client' needs prior in the deployed model: personalise with ClassPrior"
+        return (
+            f"{who} with prior='client' needs prior in the deployed model: personalise with ClassPrior (personal=prior)"
+        )
     if (have := model["prior"].shape[-1]) != task.num_classes:
         return f"{who} with prior='client' has the shares of {have} classes, and this model has {task.num_classes}"
     return None

@@ -71,7 +71,7 @@ def _check_members(members: Sequence[tuple[str, Experiment]], tried: dict[str, s
 def _check_start(experiment: Experiment, world: World) -> str | None:
     """An error where the method cannot start with this model; why it cannot be tested, where that is so."""
     if check_mixed(experiment, world):
-        return None
+        return _of_all([exchange.mixed_refusal(a) for a in experiment.adapters])
     return untestable(experiment, world, worker_of(experiment, world))
 
 
@@ -88,7 +88,11 @@ def untestable(experiment: Experiment, world: World, worker: Worker) -> str | No
     if type(experiment.personal).run is not Personalizer.run:
         return None
     model = method.deploy(task, method.download(task, server), own)
-    reasons = [a.refusal(task, model) or exchange.refusal(worker, a, world.clients) for a in experiment.adapters]
+    return _of_all([a.refusal(task, model) or exchange.refusal(worker, a, world.clients) for a in experiment.adapters])
+
+
+def _of_all(reasons: Sequence[str | None]) -> str | None:
+    """Why no adapter can be tested, out of what each refuses with; None where one can."""
     if None in reasons:
         return None
     because = "; ".join(dict.fromkeys(r for r in reasons if r))

@@ -225,12 +225,11 @@ def compare(*runs: Path | str, rows: Sequence[str] = (), select: str | None = No
     """Compare two rows of finished runs, given as run folders or folders of them.
 
     `rows` names the two where the folders hold more: `method`, `method+personal`, or either with `/adapter`. Without
-    it they are the only two, or the only two without adaptation. `select` names a strategy that chose adapters in the
-    runs: the two are then the only two it chose for, or one and the same method without adaptation; `rows` may name
-    one as `method/entropy`.
+    it they are the only two, or the only two without adaptation. `select` names a strategy: methods are then compared
+    with what it chose for them in their runs, and a lone one with itself without adaptation.
     """
     found = sides((Path(r) for r in runs), select)
-    two = [_named(found, row) for row in rows] if rows else _only(found, select)
+    two = [_named(found, row, select or "none") for row in rows] if rows else _only(found, select)
     if len(two) != 2:
         known = ", ".join(f"{s.name}/{s.adapter}" for s in found) or "none"
         raise NotTwo(
@@ -268,9 +267,9 @@ def _only(found: list[Side], select: str | None) -> list[Side]:
     return picked if len(picked) != 1 else [*picked, *(s for s in plain if s.name == picked[0].name)]
 
 
-def _named(found: Sequence[Side], row: str) -> Side:
+def _named(found: Sequence[Side], row: str, usual: str) -> Side:
     matches = [s for s in found if row in (s.name, f"{s.name}/{s.adapter}", f"{s.name} with {s.adapter}")]
-    plain = [s for s in matches if s.adapter == "none"]
+    plain = [s for s in matches if s.adapter == usual]
     if len(matches) != 1 and len(plain) != 1:
         known = [f"{s.name}/{s.adapter}" for s in found]
         near = [] if matches else difflib.get_close_matches(row, [*(s.name for s in found), *known], n=1)
