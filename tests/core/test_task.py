@@ -140,6 +140,8 @@ def test_roles_and_patterns():
         t.select("bodi.*")
     with pytest.raises(ValueError, match="'norm' selects nothing"):
         task("cnn-plain").select("norm")
+    with pytest.raises(ValueError, match="'body' selects nothing, because this model is a head alone.* model=mlp"):
+        Task(nn.Linear(4, 2), (4,), 2).select("body")
 
 
 @pytest.mark.parametrize(

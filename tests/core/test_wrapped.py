@@ -280,6 +280,16 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(model, shape, tokens, says
         Task(model, shape, CLASSES, tokens=tokens)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_modules_are_refused_as_such():
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, CLASSES)))
+    with pytest.raises(ValueError, match=r"^model Sequential: it is scripted or traced \(torch.jit\), which hides its"):
+        Task(scripted, (6,), CLASSES)
+    inside = nn.Sequential(nn.Sequential(nn.Identity(), torch.jit.script(nn.Linear(6, 8))), nn.Linear(8, CLASSES))
+    with pytest.raises(ValueError, match="^model Sequential: its part '0.1' is scripted or traced"):
+        Task(inside, (6,), CLASSES)
+
+
 def test_layers_that_do_more_than_torchs_own_are_kept_or_refused():
     class Active(nn.BatchNorm2d):
         """As timm has it: an activation in the layer."""

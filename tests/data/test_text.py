@@ -179,11 +179,22 @@ def test_a_tokenizer_gives_the_ids(pad, here):
     assert e.x.tolist() == [[2, 3, 0], [1, 1, 1], [1, 0, 0]] and not e.text and d.tokens() == 5  # id 0 is padding
     assert d.texts(e.x)[0] == "good bread"
     assert Experiment(data=d).model == TextNet(tokens=5)
+    notes = [n for n in d.world().notes if "1 higher than in the tokenizer's file, where id 0 is '[UNK]'" in n]
+    assert len(notes) == (not pad) and all(n.endswith("tokens=True)") for n in notes)
     with pytest.raises(ValueError, match="tokens=3 is too few: the data has ids up to 3; set model.tokens=4"):
         Task(TextNet(tokens=3), (3,), 3, tokens=4)
     (here / "t.json").write_text("no")
     with pytest.raises(ValueError, match="is no JSON file of the package tokenizers"):
         reviews(tokenizer="t.json", length=3).load()
+
+
+def test_a_remark_names_the_padding_of_a_tokenizer_like_roberta(here):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "<pad>": 1, "a": 2}, unk_token="<s>"))
+    found = Tokenizing.of(made.to_str(), "t.json")
+    assert found.encode(["a"], 2).tolist() == [[3, 0]]  # as stored runs have it
+    assert "where id 0 is '<s>' and no padding" in found.remark()
+    assert found.remark().endswith("tokens=True) and model=ac.wrap(module, inputs=ac.TokenIds(pad=1))")
 
 
 # --- the embedded texts --------------------------------------------------------------------------------------------

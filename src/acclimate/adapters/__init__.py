@@ -1,5 +1,6 @@
 """Test-time adapters: one file per paper."""
 
+from ..core import absent
 from .atp import ATP
 from .bbse import BBSE
 from .bn import BNStats
@@ -81,3 +82,5 @@ __all__ = [
     "Together",
     "UnMixTNS",
 ]
+
+absent.explain(__name__)

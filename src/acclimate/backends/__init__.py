@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core import Backend, Engine, Shards, Worker, tree
+from ..core import Backend, Engine, Shards, Worker, absent, tree
 from ..core.vectorised import refusal
 from .flower.engine import Flower
 from .serial import Serial
@@ -52,3 +52,6 @@ class Auto(Backend):
 def work(worker: Worker, train: Shards) -> int:
     """How much one pass over all clients' data is, roughly: examples times parameters."""
     return int(train.n.sum()) * tree.numel(worker.task.init(worker.key("init"))["params"])
+
+
+absent.explain(__name__)

@@ -63,10 +63,11 @@ def join(
         raise store.RunError(f"{target} holds a joined client; pass --overwrite, or choose another --out")
     fit = api.load(run)
     adapter, model = chosen(fit.experiment, settings or [])
-    x = samples(data, fit.worker.task.shape, fit.experiment.data.raw(fit.world, None))
+    raw = fit.experiment.data.raw(fit.world, None)
+    x = samples(data, fit.worker.task.shape, raw)
     joined = join.join(fit, x, adapter, client, selection, model=model)
     joined.save(target, overwrite)
-    store.write(target / "answers.csv", answers(joined, x, names_of(data, len(x))))
+    store.write(target / "answers.csv", answers(joined, x, names_of(data, len(x), raw)))
     fit.engine.close()
     for line in summary(joined, x):
         typer.echo(line)
@@ -164,13 +165,16 @@ def _images(folder: Path) -> list[Path]:
     return sorted(f for f in folder.rglob("*") if f.suffix.lower() in images.SUFFIXES and not f.name.startswith("."))
 
 
-def names_of(path: Path, count: int) -> list[str]:
-    """What samples are called: files by their path in the folder, rows of a file by their number."""
+def names_of(path: Path, count: int, raw: Raw | None = None) -> list[str]:
+    """What samples are called: files by their path in the folder, rows and windows of a file by their number, behind
+    the name of their series where a file has several."""
     from ..data import images
+    from ..data.raw import FILES, RawWindows
 
     alone = path.suffix.lower() in images.SUFFIXES
     if not path.is_dir() and not alone:
-        return list(map(str, range(count)))
+        named = raw.names(path) if isinstance(raw, RawWindows) and path.suffix.lower() in FILES else []
+        return named or list(map(str, range(count)))
     folder = path if path.is_dir() else path.parent
     names = (os.fsencode(f.relative_to(folder).as_posix()) for f in _images(path))
     return [name.decode("utf-8", "replace") for name in names]  # a name may be in no encoding at all

@@ -50,7 +50,7 @@ def predict(
     with store.locked(live, "command") if alone else contextlib.nullcontext():
         model = load_live(live)
         x = samples(data, model.worker.task.shape, model.raw)
-        text, last, adapted = _answered(model, x, names_of(data, len(x)), batch, frozen)
+        text, last, adapted = _answered(model, x, names_of(data, len(x), model.raw), batch, frozen)
         store.write(out, text)
         if not frozen:
             model.save(live, overwrite=True)

@@ -34,6 +34,7 @@ from .nn.modules import (
     made,
     norm_names,
     normalising,
+    nothing,
     skeletons,
     trained,
     variables,
@@ -342,9 +343,6 @@ class Task:
                         + ", ".join(sorted(known))
                     )
             if not named:
-                raise ValueError(
-                    f"'{role}' selects nothing, because this model has no such layers; for norm, which FedBN keeps and "
-                    "Tent tunes, set model.norm=batch or group, or name methods that do without: method=fedavg"
-                )
+                raise nothing(role)
             out |= named
         return out

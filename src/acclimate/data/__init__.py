@@ -1,5 +1,6 @@
 """Data sets and partitions: what each client trains on, validates on and is tested on."""
 
+from ..core import absent
 from .cells import Cells
 from .cifar import CIFAR10, CIFAR10_1, CIFAR10C, CIFAR100
 from .dataset import Dataset
@@ -82,3 +83,5 @@ __all__ = [
     "World",
     "of",
 ]
+
+absent.explain(__name__)

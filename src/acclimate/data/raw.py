@@ -12,7 +12,7 @@ import numpy as np
 
 from ..ops import text as text_ids
 from ..ops.layout import counted
-from . import columns, dates
+from . import columns, dates, order
 from .delimited import MISSING, number
 from .tokenizing import Tokenizing
 from .world import Feature, Scale
@@ -72,40 +72,88 @@ class RawRows:
 
 @dataclass(frozen=True)
 class RawWindows:
-    """Readings of one series, one row after the other: windows that follow each other without overlap."""
+    """Readings, one row after the other: windows that follow each other without overlap, each in one series.
+
+    Where a table has several series, their windows come series by series, in the order of the series' first rows.
+    """
 
     sensors: tuple[str, ...]
     window: int
-    """How many readings a window has. What is left over at the end is no window."""
+    """How many readings a window has. What is left over at the end of a series is no window."""
     scale: Scale | None = None
     """The client's own mean and deviation of every sensor, where its readings are scaled by these."""
+    client: str = ""
+    """The column that says whose a reading is. A table without it is one series."""
+    time: str = ""
+    """The column of time, which must not go backwards in a series where a table has it."""
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns that are read, all of numbers."""
+        """The columns that a table must have, all of numbers."""
         return dict.fromkeys(self.sensors, "number")
 
     def of(self, table: Any, where: str) -> np.ndarray:
         """Inputs [N, sensors, window] of a data frame, or of a dict of columns; other columns are left alone."""
         names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
-        given = _given(table, names, self.sensors, where)
-        read = [columns.ValueColumn(n, _numbers(values, n, where)) for n, values in given.items()]
-        count = len(read[0]) // self.window
+        index = [n for n in getattr(getattr(table, "index", None), "names", None) or () if n and n not in names]
+        if held := [n for n in index if n in (self.client, self.time)]:  # pandas keeps what tells rows apart there
+            return self.of(table.reset_index(level=held), where)
+        given = _given(table, names, self._used(names), where)
+        read = {n: _numbers(given[n], n, where) for n in self.sensors}
+        series = self._series(given, where)
+        parts = [self._cut({n: v[rows] for n, v in read.items()}, whose, where) for whose, rows in series]
+        return np.ascontiguousarray(_scaled(np.concatenate(parts), self.scale))
+
+    def _used(self, names: Sequence[Any]) -> list[str]:
+        """The columns that are read of a table that has these."""
+        return [*self.sensors, *(n for n in (self.client, self.time) if n and n in names)]
+
+    def _series(self, given: Mapping[str, np.ndarray], where: str) -> list[tuple[str, np.ndarray]]:
+        """Whose every series is and its rows; one series of nobody where no column says it."""
+        users, whose = None, tuple[str, ...]()
+        if self.client in given:
+            marks = columns.of_values(self.client, _words(given[self.client], ()))
+            users, whose = order.grouped(marks, where, "client")
+        if self.time in given:
+            apart = f"or add the column {self.client!r}, which tells series apart"
+            apart = apart if self.client and users is None else "or give one table per series"
+            remedy = f"sort the rows by time, {apart}"
+            order.check_time(_column(given[self.time], self.time, where), users, whose, where, remedy)
+        if users is None:
+            return [("", np.arange(len(next(iter(given.values())))))]
+        rows = np.split(np.argsort(users, kind="stable"), np.cumsum(np.bincount(users))[:-1])
+        return sorted(zip(whose, rows, strict=True), key=lambda one: int(one[1][0]))
+
+    def _cut(self, readings: Mapping[str, np.ndarray], whose: str, where: str) -> np.ndarray:
+        """The windows of one series."""
+        total = len(next(iter(readings.values())))
+        count, who = total // self.window, f"{self.client} {whose!r}" if whose else ""
         if not count:
-            raise ValueError(f"{where}: has {len(read[0])} readings, fewer than the model's window of {self.window}")
-        series = np.stack([columns.carried(c) for c in read]).astype(np.float32)[:, : count * self.window]
-        x = series.reshape(len(read), count, self.window).transpose(1, 0, 2)
-        return np.ascontiguousarray(_scaled(x, self.scale))
+            of = f" of {who}, which are" if whose else ","
+            raise ValueError(f"{where}: has {total} readings{of} fewer than the model's window of {self.window}")
+        filled = [columns.carried(columns.ValueColumn(n, v), who) for n, v in readings.items()]
+        series = np.stack(filled).astype(np.float32)[:, : count * self.window]
+        return series.reshape(len(filled), count, self.window).transpose(1, 0, 2)
 
     def file(self, path: Path) -> np.ndarray:
         """Inputs of the readings in a CSV or Parquet file."""
-        _check(columns.names_in(path), self.sensors, str(path))
-        return self.of(columns.cells(path, self.sensors), str(path))
+        names = columns.names_in(path)
+        _check(names, self.sensors, str(path))
+        return self.of(columns.cells(path, self._used(names)), str(path))
+
+    def names(self, path: Path) -> list[str]:
+        """What the windows of a file are called: by their number, and in several series by whose they are before it."""
+        if not self.client or self.client not in columns.names_in(path):
+            return []
+        series = self._series(columns.cells(path, [self.client]), str(path))
+        several = [f"{whose}/{i}" for whose, rows in series for i in range(len(rows) // self.window)]
+        return several if len(series) > 1 else []
 
     def card(self) -> dict[str, Any]:
         """As JSON."""
-        found: dict[str, Any] = {"windows": {"sensors": list(self.sensors), "window": self.window}}
-        return found if self.scale is None else {**found, "scale": [list(v) for v in self.scale]}
+        about: dict[str, Any] = {"sensors": list(self.sensors), "window": self.window}
+        about |= {k: v for k, v in (("client", self.client), ("time", self.time)) if v}
+        return {"windows": about} if self.scale is None else {"windows": about, "scale": [list(v) for v in self.scale]}
 
 
 @dataclass(frozen=True)
@@ -158,7 +206,8 @@ def of_card(card: Mapping[str, Any] | None) -> Raw | None:
         return RawTexts(**card["texts"])
     scale = Scale(*map(tuple, card["scale"])) if "scale" in card else None
     if "windows" in card:
-        return RawWindows(tuple(card["windows"]["sensors"]), card["windows"]["window"], scale)
+        w = card["windows"]
+        return RawWindows(tuple(w["sensors"]), w["window"], scale, w.get("client", ""), w.get("time", ""))
     return RawRows(tuple(Feature(*f) for f in card["rows"]), scale, card.get("missing") == "refuse")
 
 
@@ -217,6 +266,14 @@ def _numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
     if found.numbers is None:
         raise ValueError(f"{where}: the column {name!r} holds {found.words[0]!r}, and is a column of numbers")
     return found.numbers
+
+
+def _column(values: np.ndarray, name: str, where: str) -> columns.ValueColumn:
+    """A column of numbers where all of its cells are some, else of words."""
+    try:
+        return columns.ValueColumn(name, _numbers(values, name, where))
+    except ValueError:
+        return columns.of_values(name, _words(values, ()))
 
 
 def _number(value: Any) -> Any:

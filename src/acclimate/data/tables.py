@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,6 +20,7 @@ from .columns import ValueColumn
 from .dataset import Dataset, Inputs
 from .fitting import Filled, Measured, in_order, refuse_split
 from .held import Held
+from .order import check_time, first_missing, grouped
 from .remarks import FEW
 from .world import Examples, Feature
 
@@ -146,7 +146,7 @@ class TableRows(Measured):
         one: tuple[np.ndarray, tuple[str, ...]] = (np.zeros(len(y), np.int64), ("all",))
         domain, domains = grouped(table[self.domain], where, "domain") if self.domain else one
         if self.time:
-            _check_time(table[self.time], users, names, where)
+            check_time(table[self.time], users, names, where)
         inputs, notes = self._useful([column for name, column in table.items() if name not in roles], where)
         x, features = self._inputs(inputs, where)
         notes = (*remarks.of_classes(y, classes), *remarks.of_names(names, "clients"), *notes)
@@ -265,8 +265,8 @@ def labelled(column: ValueColumn, where: str) -> tuple[np.ndarray, tuple[str, ..
     name = f"the label {column.name!r}"
     if column.missing.any():
         raise ValueError(
-            f"{where}: {name} is missing in row {_first(column)}; fill it, or remove the row (data.label). An empty "
-            "cell, NA, none and the like count as missing: rename a class that is called so"
+            f"{where}: {name} is missing in row {first_missing(column)}; fill it, or remove the row (data.label). An "
+            "empty cell, NA, none and the like count as missing: rename a class that is called so"
         )
     y, classes = column.groups()
     if len(classes) < 2:
@@ -287,48 +287,3 @@ def labelled(column: ValueColumn, where: str) -> tuple[np.ndarray, tuple[str, ..
             "per question and choose one (data.label)"
         )
     return y, classes
-
-
-def grouped(column: ValueColumn, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Every row's number from 0, and the names of the numbers in order; refuses rows that name none."""
-    if column.missing.any():
-        raise ValueError(
-            f"{where}: {column.name!r} is missing in row {_first(column)}; fill it, or remove the row (data.{field})"
-        )
-    return column.groups()
-
-
-def _first(column: ValueColumn) -> str:
-    """The first row in which a column says nothing, and how many more there are."""
-    gone = np.flatnonzero(column.missing)
-    return f"{gone[0] + 1}" + (f" and {len(gone) - 1:,} more" if len(gone) > 1 else "")
-
-
-def times(column: ValueColumn) -> np.ndarray | None:
-    """The numbers, dates or times of day of a column as numbers; None where it has neither."""
-    values = column.numbers if column.numbers is not None else dates.read(column, False, "").numbers
-    if values is None:
-        with contextlib.suppress(ValueError):
-            values = np.array(column.words, "datetime64[us]").astype(np.int64).astype(np.float64)[column.codes]
-    return values
-
-
-def _check_time(column: ValueColumn, users: np.ndarray | None, names: tuple[str, ...], where: str) -> None:
-    """Refuse rows that are not in the order of time."""
-    values, field = times(column), "(data.time)"
-    if values is None:
-        raise ValueError(
-            f"{where}: {column.name!r} has no numbers, no dates as 2024-05-31 and no times as 08:30 {field}; "
-            f"it holds {column.words[0]!r}"
-        )
-    if column.missing.any():
-        raise ValueError(f"{where}: {column.name!r} is missing in row {_first(column)}; fill it, or remove it {field}")
-    for u in range(len(names)) if users is not None else (None,):
-        rows = np.arange(len(values)) if u is None else np.flatnonzero(users == u)
-        back = np.flatnonzero(np.diff(values[rows]) < 0)
-        if len(back):
-            row, who = int(rows[back[0] + 1]), "" if u is None else f" of client {names[u]!r}"
-            raise ValueError(
-                f"{where}: {column.name!r} goes backwards in row {row + 1}{who}; sort the rows by time {field}, or "
-                "name the column that tells series apart (data.client)"
-            )

@@ -102,7 +102,8 @@ class Text(CountedClients, OwnFiles):
     def fitted(self, world: World) -> World:
         e = world.examples
         said = (*remarks.of_classes(e.y.numpy(), e.classes), *remarks.of_names(e.user_names, "clients"))
-        return noted(replace(world, notes=(*world.notes, *said)))
+        shifted = self._tokenizer().remark() if self.tokenizer else ""
+        return noted(replace(world, notes=(*world.notes, *said, *filter(None, (shifted,)))))
 
     def inputs(self) -> Inputs:
         return "texts"

@@ -13,6 +13,9 @@ from torch import Tensor
 from ..ops import opening
 from . import formats
 
+PADDING = ("[PAD]", "<pad>")
+"""How tokenizers call the token that fills up."""
+
 
 @dataclass(frozen=True)
 class Tokenizing:
@@ -41,12 +44,24 @@ class Tokenizing:
             ) from e
         found.no_padding()
         found.no_truncation()
-        return cls(found, 0 if found.id_to_token(0) in ("[PAD]", "<pad>") else 1)
+        return cls(found, 0 if found.id_to_token(0) in PADDING else 1)
 
     @property
     def size(self) -> int:
         """How many ids there are, the padding with them, and those that no token has below the largest."""
         return max(self.tokenizer.get_vocab().values(), default=-1) + 1 + self.shift
+
+    def remark(self) -> str:
+        """What to say where ids are not the file's own, which weights from elsewhere were trained with."""
+        if not self.shift:
+            return ""
+        pads = [i for i in map(self.tokenizer.token_to_id, PADDING) if i is not None]
+        masked = f" and model=ac.wrap(module, inputs=ac.TokenIds(pad={pads[0]}))" if pads else ""
+        return (
+            f"every id is 1 higher than in the tokenizer's file, where id 0 is {self.tokenizer.id_to_token(0)!r} and "
+            "no padding; weights from elsewhere need the file's own ids: encode the texts yourself, for "
+            f"data=ac.data.of(ids, labels, tokens=True){masked}"
+        )
 
     def encode(self, texts: list[str], length: int) -> np.ndarray:
         """Ids [N, length], int32; 0 fills up what is shorter, and what is longer is cut."""

@@ -18,9 +18,10 @@ from .columns import MOST, ValueColumn, carried
 from .dataset import Inputs
 from .fitting import in_order, refuse_split
 from .group_partitions import ByClient, NaturalUsers
+from .order import grouped, times
 from .partition import Partition
 from .raw import Raw, RawWindows
-from .tables import TableRows, grouped, times
+from .tables import TableRows
 from .world import Examples, Feature, World
 
 
@@ -161,7 +162,8 @@ class Windows(TableRows):
 
     def raw(self, world: World, client: int | None) -> Raw | None:
         own = world.scales[-1 if client is None else client] if world.scales else None
-        return RawWindows(tuple(f.column for f in world.examples.features), self.window, own)
+        sensors = tuple(f.column for f in world.examples.features)
+        return RawWindows(sensors, self.window, own, self.client, self.time)
 
     def _cut(self, examples: Examples, rows: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
         gap = -(-self.window // self.step) - 1

@@ -1,5 +1,6 @@
 """Message filters: robust reducers, compression, privacy."""
 
+from ..core import absent
 from .clip import Clip
 from .codec import Codec
 from .dp import CentralDP, LocalDP
@@ -28,3 +29,5 @@ __all__ = [
     "TopK",
     "TrimmedMean",
 ]
+
+absent.explain(__name__)

@@ -1,5 +1,6 @@
 """Federated training methods: one file per paper, both halves in it."""
 
+from ..core import absent
 from .afl import AFL
 from .am import AM
 from .apfl import APFL
@@ -101,3 +102,5 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
 ]
+
+absent.explain(__name__)

@@ -1,5 +1,6 @@
 """Model records: `build` makes an nn.Module that returns (features, logits) and ends in a linear `head`."""
 
+from ..core import absent
 from ..core.nn.inputs import TokenIds
 from ..core.nn.wrapped import Wrap
 from .cct import CCT
@@ -37,3 +38,5 @@ __all__ = [
     "WindowCNN",
     "Wrap",
 ]
+
+absent.explain(__name__)

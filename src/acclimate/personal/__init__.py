@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..core import Personalizer
+from ..core import Personalizer, absent
 from .confusion import Confusion
 from .finetune import FineTune
 from .fisher import Fisher
@@ -16,3 +16,6 @@ __all__ = ["ClassMeans", "ClassPrior", "Confusion", "FineTune", "Fisher", "Memor
 @dataclass(frozen=True)
 class NoPersonal(Personalizer):
     """The deployed model as it is."""
+
+
+absent.explain(__name__)

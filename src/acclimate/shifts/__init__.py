@@ -1,5 +1,6 @@
 """Test streams: every shift that a deployed model may meet."""
 
+from ..core import absent
 from .base import Shift, Stream
 from .benchmark_streams import Corrupted, Interleaved, Mixture, Natural, Original, OutOfClient, brfl
 from .blends import Blends
@@ -43,3 +44,5 @@ __all__ = [
     "brfl",
     "severity_sweep",
 ]
+
+absent.explain(__name__)

@@ -312,3 +312,17 @@ def skeletons(base: nn.Module) -> dict[Any, nn.Module]:
         if isinstance(layer, PureBatchNorm):
             layer.follows = False
     return {"train": train, "eval": evaluate, "adapt": adapt, "still": still}
+
+
+def nothing(role: str) -> ValueError:
+    """What to say of a role that no layer of a model has."""
+    without = "or name methods that do without: method=fedavg"
+    if role == "body":
+        return ValueError(
+            "'body' selects nothing, because this model is a head alone, and the body, which LG-FedAvg keeps, is all "
+            f"before it; take a model with a layer before the last, such as model=mlp, {without}"
+        )
+    return ValueError(
+        f"'{role}' selects nothing, because this model has no such layers; for norm, which FedBN keeps and Tent tunes, "
+        f"set model.norm=batch or group, {without}"
+    )

@@ -34,6 +34,7 @@ def read(
 ) -> tuple[Reading | None, int | None]:
     """How a module is to be read, and how many token ids it knows; no reading where it returns (features, logits)."""
     check_inputs(how.inputs, shape, tokens)
+    _need_layers(module)
     _need_float32(module)
     inputs = guess(module, how.inputs, tokens)
     *others, known = forms(inputs)
@@ -45,6 +46,18 @@ def read(
     logits = at(trial.out, place)
     used = next((o for o in others if _alike(module, (known, o), x, place)), known)
     return _faithful(module, Reading(head, place, used), x, logits), trial.vocabulary
+
+
+def _need_layers(module: nn.Module) -> None:
+    """Refuse scripted parts: nobody can watch their layers, or change them for many clients at once."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            label = getattr(module, "original_name", type(module).__name__)
+            what = f"its part '{name}' is" if name else "it is"
+            raise ModelError(
+                f"model {label}: {what} scripted or traced (torch.jit), which hides its layers; give the module that "
+                "it was made of, with the weights from state_dict()"
+            )
 
 
 def _need_float32(module: nn.Module) -> None:
