@@ -6,7 +6,9 @@ classes or corruptions come in runs. The model is the CNN with batch norm (with 
 that every adapter can serve it.
 
     python benchmarks/brfl.py [--alphas 0.1,1.0] [--seeds 0,1,2] [--adapters bn,tent] [--clients 20] [--rounds 100]
-        [--data cifar10] [--device cuda]
+        [--data cifar10] [--model cnn-bn] [--device cuda]
+    python benchmarks/brfl.py --data digits --model cnn-small --clients 10 --rounds 10 --alphas 0.05 --patience 0
+        --streams blends,few-samples --out results/adapters/newer-streams.json      the world of benchmarks/live.py
     python benchmarks/brfl.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
 
 Tables and who is above whom are written beside the file, as Markdown.
@@ -209,6 +211,7 @@ def main() -> None:
     """Train, measure what is missing, write after each row, print tables."""
     parser = parser_of(__doc__)
     parser.add_argument("--data", choices=("digits", "cifar10"), default="cifar10")
+    parser.add_argument("--model", choices=list(catalogue.MODELS), default="cnn-bn")
     parser.add_argument("--alphas", type=lambda s: [float(a) for a in s.split(",")], default=[0.1, 1.0])
     parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--clients", type=int, default=20)
@@ -221,7 +224,7 @@ def main() -> None:
     parser.add_argument("--merge", type=Path, nargs="+", help="files that were measured elsewhere; runs nothing")
     parser.add_argument("--out", type=Path, default=Path("results/adapters/brfl.json"))
     given = parser.parse_args()
-    study = {"data": given.data, "clients": given.clients, "rounds": given.rounds, "model": "cnn-bn"}
+    study = {"data": given.data, "clients": given.clients, "rounds": given.rounds, "model": given.model}
     if given.merge:
         study = json.loads(given.merge[0].read_text())["study"]
     rows, names = read(given.out, study), given.streams.split(",")
@@ -235,7 +238,7 @@ def main() -> None:
     data: Any = ac.data.Digits if given.data == "digits" else ac.data.CIFAR10
     for alpha in given.alphas:
         dealt = data(clients=given.clients, partition=ac.data.Dirichlet(alpha))
-        base = ac.Experiment(data=dealt, model=catalogue.MODELS["cnn-bn"], rounds=given.rounds, device=given.device)
+        base = ac.Experiment(data=dealt, model=catalogue.MODELS[given.model], rounds=given.rounds, device=given.device)
         for seed in given.seeds:
             lab = Deployed(replace(base, backend=ac.backends.Vmap(), eval_every=given.rounds), names, given.trainings)
             for case in cases:

@@ -370,6 +370,17 @@ def test_a_training_that_diverges_is_tried_once_and_told_in_every_stream(bench, 
     assert runs == ["a: python b.py"] == brfl.runs({"commit": "c", "command": "d", "parts": runs})
 
 
+def test_newer_streams_are_measured_and_kept(bench, tmp_path, monkeypatch, capsys):
+    brfl, words = bench("brfl"), "--data digits --model cnn-small --clients 2 --rounds 1 --alphas 0.05 --patience 0"
+    words += " --streams few-samples,few-classes --adapters fedavg/none,em --seeds 3 --device cpu"
+    found = told(brfl, monkeypatch, tmp_path, words)
+    assert found["study"] == {"data": "digits", "clients": 2, "rounds": 1, "model": "cnn-small"}
+    assert len(found["rows"]) == 6 and all(0 <= r["accuracy"] <= 100 for r in found["rows"])
+    assert set(bench("heatmap").federated(tmp_path / "figures.json", 0.05)["em"]) == {"few-samples", "few-classes"}
+    monkeypatch.setattr(brfl, "measured", lambda *given: pytest.fail("measured again"))
+    assert told(brfl, monkeypatch, tmp_path, words)["rows"] == found["rows"]
+
+
 def test_seeds_of_an_entry_are_not_measured_again(bench, tmp_path):
     together = bench("together")
     given = argparse.Namespace(

@@ -222,6 +222,49 @@ def test_batch_sizes_and_normalisation_are_as_stored():
         assert -75 <= float(table[name]["all, 1"]) <= -70.5
 
 
+@pytest.fixture(scope="module")
+def newer(heatmap):
+    """Changes on the newer streams: [adapter][stream], and those of fine-tuned models as `tent after FT`."""
+    return heatmap.federated(ROOT / "results" / "adapters" / "newer-streams.json", 0.05)
+
+
+def test_newer_streams_are_as_stored(bench, newer):
+    kept, table = adapted("newer-streams"), rows("### Slow blends, drifting labels, few samples")
+    means = bench("brfl").means(kept, 0.05)
+    plain = {s: f"{means['fedavg/none'][s]:.1f} / {means['fedavg+finetune/none'][s]:.1f}" for s in newer["bn"]}
+    assert len(kept) == 3 * len(means) * len(plain) and {r["seed"] for r in kept} == {15, 16, 17}
+    assert table.pop("none") == plain and set(table) == {a for a in newer if "after" not in a}
+    for name, row in table.items():
+        both = [newer[n] for n in (name, f"{name} after FT") if n in newer]
+        assert row == {stream: " / ".join(f"{of[stream]:+.1f}" for of in both) for stream in plain}, name
+
+
+def test_what_is_said_of_newer_streams(bench, newer):
+    kept, streams = adapted("newer-streams"), list(newer["bn"])
+    told = bench("brfl").verdicts(kept, streams, 0.05).splitlines()
+    assert told[0].split(": ")[1] == "fedavg+memory/knn, fedavg/lame, fedthe/the, fedthe/tsa"
+    assert "fedavg+finetune/none" in told[1]
+    cells = {(r["case"], r["stream"], r["seed"]): r["accuracy"] for r in kept}
+
+    def least(case, plain):
+        return min(cells[case, s, k] - cells[plain, s, k] for s in streams for k in (15, 16, 17))
+
+    assert least("fedavg+memory/knn", "fedavg/none") > 0 and least("fedthe/the", "fedthe/none") > 0
+    assert least("fedthe/tsa", "fedthe/none") < 0 and round(least("fedavg/lame", "fedavg/none"), 1) == -2.8
+    drift, still = [s for s in streams if "labels" in s], [s for s in streams if "labels" not in s]
+    assert all(31.9 < newer["the"][s] < 36 for s in still)
+    on_batches = [a for a in ON_BATCHES if a in newer]
+    for name in on_batches:
+        assert all(-22 < newer[name][s] < -3 for s in streams if s != "periodic")
+        assert -1.35 < newer[name]["periodic"] < 1.15
+    for name in (f"{a} after FT" for a in on_batches if f"{a} after FT" in newer):
+        assert all(-24 < newer[name][s] < -12 for s in drift) and 6 < newer[name]["periodic"] < 7
+    assert all(8 < newer[a][s] < 12 for a in ("lame", "t3a") for s in ("few-samples", "few-classes"))
+    tuned = [newer[a][s] for a in newer if "after" in a for s in ("few-samples", "few-classes")]
+    assert max(tuned) < 0.25
+    assert max(abs(c) for a in ("rotta", "rotta after FT") for c in newer[a].values()) < 1.55
+
+
 def test_the_picture_is_drawn_from_the_stored_results(heatmap):
     assert heatmap.draw(heatmap.panels(ROOT / "results")) == (ROOT / "docs" / "adapters.svg").read_text()
 
