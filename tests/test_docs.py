@@ -262,12 +262,23 @@ def test_the_first_round_that_was_measured_is_on_the_performance_page():
     assert [w for w in wanted if w not in text] == []
 
 
+STEPS = "the steps alone"
+
+
 def test_what_adapters_and_rounds_cost_on_a_cpu_is_on_the_performance_page():
     text, cost = (ROOT / "docs" / "performance.md").read_text(), figures("cost-cpu")
     wanted = []
-    for row in figures("testtime-cpu")["rows"]:
-        ms = row["milliseconds_per_sample"]
-        wanted += [f"| {row['adapter']} | {ms['loop']:.1f} | {ms['vectorised']:.1f} | {row['times_faster']:.1f} |"]
+    bound = []
+    for one, two in zip(figures("testtime-cpu")["rows"], figures("testtime-cpu-cores")["rows"], strict=True):
+        cells = [one["adapter"]]
+        for row in (one, two):
+            ms = row["milliseconds_per_sample"]
+            cells += [f"{ms['loop']:.1f}", f"{ms['vectorised']:.1f}", f"{row['times_faster']:.1f}"]
+            cells += [f"{ms[STEPS]:.1f}" if STEPS in ms else ""]
+            if row["adapter"] == "THEPlus":
+                bound.append(f"{ms['loop'] / ms[STEPS]:.1f} times")
+        wanted += [f"| {' | '.join(cells)} |"]
+    wanted += [f"would be {bound[1]} as fast as the loop, {bound[0]} on one thread"]
     ways = {name: (ms["torch, channels last"], ms["ours"]) for name, ms in figures("conv-cpu-x86")["ms"].items()}
     theirs, ours = ways.pop("a step of the CNN")
     longer = [product / own for own, product in ways.values()]
@@ -286,6 +297,13 @@ def test_what_adapters_and_rounds_cost_on_a_cpu_is_on_the_performance_page():
     wanted += [f"used {used['flower']:.1f} s of CPU", f"BlazeFL (with torch 2.8) {used['blazefl']:.1f} s"]
     wanted += [f"auto` {used['ours']:.1f} s", f"{peers['peers']['blazefl']['torch'][:3]})"]
     wanted += [f"{less['flower']:.2f} and {less['blazefl']:.2f} times less"]
+    peers = figures("cpu-x86")
+    used, less, faster = (peers[k] for k in ("median_cpu_seconds", "times_less_computing", "times_faster"))
+    wanted += [
+        f"used {used['flower']:.1f} s of CPU, PFLlib {used['pfllib']:.1f} s and `backend=auto` {used['ours']:.1f} s"
+    ]
+    wanted += [f"{less['flower']:.2f} and {less['pfllib']:.2f} times less, server"]
+    wanted += [f"it was {faster['flower']:.2f} and {faster['pfllib']:.2f} times as fast"]
     assert price["a round"] == price["a million parameters of a client"] == 0.0  # as the page says
     assert [w for w in wanted if w not in text] == []
 
