@@ -19,9 +19,9 @@ Rows are run by their recipes, which have none of these.
 
 Percent, mean and deviation over seeds, by table, reading, row and domain, and the `published` numbers. Trainings of
 Digit-5 are tested as the recipe does (`MNIST`) and in the readings of testing (`MNIST, own size`), those of Table 1
-without corruption too (`MNIST, plain`); `--tests` names those that are wanted. `--work` keeps trainings, so that the
-same command goes on where it was stopped. A file that has numbers of as many seeds and rounds already is added to;
-`runs` has the commands that made it.
+without corruption too (`MNIST, plain`), those of Table 7 plain, at their own size and not scaled; `--tests` names those
+that are wanted. `--work` keeps trainings, so that the same command goes on where it was stopped. A file that has numbers
+of as many seeds and rounds already is added to; `runs` has the commands that made it.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from acclimate.ops.devices import device_of
 from acclimate.recipes.federations import Kit
 from acclimate.recipes.fedicon import FIFTH, TEN
 from acclimate.recipes.record import Cell, Derived, Recipe, Scale, Training
+from acclimate.recipes.wrapped import NotScaled, WrappedBytes, unscaled, with_images
 from acclimate.shifts import Corrupted, Original, Shift, UnseenDomain
 from acclimate.shifts.base import Federation, Stream
 
@@ -63,27 +64,6 @@ def at_own_size(x: Tensor, side: int) -> Tensor:
     return F.pad(small, (before, after, before, after)).to(x.dtype)
 
 
-def wrapped(x: Tensor) -> Tensor:
-    """uint8 images as torchvision's `ToPILImage` reads them where they are scaled to -1..1: bytes wrap around."""
-    return (2 * x.to(torch.int16) + 1).remainder(256).to(x.dtype)
-
-
-def unscaled(x: Tensor) -> Tensor:
-    """The uint8 images that are in 0..1, as these are without scaling, when a model has scaled them to -1..1."""
-    return ((x.to(torch.int16) + 256) // 2).to(x.dtype)
-
-
-@dataclass(frozen=True)
-class _Other:
-    """A federation with other images."""
-
-    train: tuple[Tensor, ...]
-    test: tuple[Tensor, ...]
-    new: tuple[Tensor, ...]
-    held: Tensor
-    examples: Any
-
-
 def resized(world: Federation) -> Federation:
     """The federation with images at the size that their sets were released with."""
     examples = world.examples
@@ -93,11 +73,6 @@ def resized(world: Federation) -> Federation:
             rows = (examples.domain == number).nonzero().squeeze(1)
             x[rows] = at_own_size(x[rows], OWN[name])
     return with_images(world, x)
-
-
-def with_images(world: Federation, x: Tensor) -> Federation:
-    """The federation with these images."""
-    return _Other(world.train, world.test, world.new, world.held, replace(world.examples, x=x))
 
 
 @dataclass(frozen=True)
@@ -117,8 +92,8 @@ class UnseenOwnSize(UnseenDomain):
 
 
 @dataclass(frozen=True)
-class NotScaled(Corrupted):
-    """The client's own test images, corrupted, and in 0..1 where those of training are in -1..1."""
+class UnseenNotScaled(UnseenDomain):
+    """The images of a domain that nobody trained on, in 0..1 where those of training are in -1..1."""
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         made = super().build(world, key)
@@ -126,22 +101,14 @@ class NotScaled(Corrupted):
 
 
 @dataclass(frozen=True)
-class Wrapped(NotScaled):
-    """The same, where the corruptions get images in -1..1, whose bytes wrap around."""
-
-    def build(self, world: Federation, key: rng.Key) -> Stream:
-        return super().build(with_images(world, wrapped(world.examples.x)), key)
-
-
-@dataclass(frozen=True)
-class WrappedOwnSize(Wrapped):
+class WrappedOwnSize(WrappedBytes):
     """The same, of images at the size that their set was released with."""
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         return super().build(resized(world), key)
 
 
-for stream in (OwnSize, UnseenOwnSize, NotScaled, Wrapped, WrappedOwnSize):
+for stream in (OwnSize, UnseenOwnSize, UnseenNotScaled, WrappedOwnSize):
     allow(stream)
 
 
@@ -204,10 +171,10 @@ TESTS: dict[Shift, dict[str, Shift]] = {
         ", plain": Original(),
         ", own size": OwnSize(),
         ", not scaled": NotScaled(),
-        ", wrapped": Wrapped(),
+        ", wrapped": WrappedBytes(),
         ", own size, wrapped": WrappedOwnSize(),
     },
-    UnseenDomain(): {"": UnseenDomain(), ", own size": UnseenOwnSize()},
+    UnseenDomain(): {"": UnseenDomain(), ", own size": UnseenOwnSize(), ", not scaled": UnseenNotScaled()},
 }
 """For a table's own test: what a column's name has behind it, and how its trainings are tested."""
 

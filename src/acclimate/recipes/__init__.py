@@ -10,7 +10,17 @@ papers' numbers. `planning` finds what can run (`needs`: what data is missing), 
 from __future__ import annotations
 
 from ..experiment import ConfigError, catalogue
-from . import fedicon, fedpcl_released, fedpcl_tables, fedspl, fedspl_pacs, fedthe, fedtta_fashion, fedtta_tables
+from . import (
+    fedicon,
+    fedicon_released,
+    fedpcl_released,
+    fedpcl_tables,
+    fedspl,
+    fedspl_pacs,
+    fedthe,
+    fedtta_fashion,
+    fedtta_tables,
+)
 from .adapters import FixedHeads, TentOnce
 from .federations import Few
 from .index import index
@@ -19,8 +29,19 @@ from .record import Cell, Derived, Line, Named, Recipe, Scale, Training
 from .records import table
 from .runner import run
 from .streams import Redealt
+from .wrapped import NotScaled, WrappedBytes
 
-PAPERS = (fedthe, fedtta_tables, fedtta_fashion, fedicon, fedspl, fedspl_pacs, fedpcl_tables, fedpcl_released)
+PAPERS = (
+    fedthe,
+    fedtta_tables,
+    fedtta_fashion,
+    fedicon,
+    fedicon_released,
+    fedspl,
+    fedspl_pacs,
+    fedpcl_tables,
+    fedpcl_released,
+)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}
 """Every recipe by name."""
 OMITTED: dict[str, str] = {name: why for paper in PAPERS for name, why in getattr(paper, "OMITTED", {}).items()}
@@ -49,12 +70,14 @@ __all__ = [
     "FixedHeads",
     "Line",
     "Named",
+    "NotScaled",
     "Plan",
     "Recipe",
     "Redealt",
     "Scale",
     "TentOnce",
     "Training",
+    "WrappedBytes",
     "index",
     "plan",
     "recipe",
