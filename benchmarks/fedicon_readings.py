@@ -19,8 +19,8 @@ Rows are run by their recipes, which have none of these.
 
 Percent, mean and deviation over seeds, by table, reading, row and domain, and the `published` numbers. Trainings of
 Digit-5 are tested as the recipe does (`MNIST`) and in the readings of testing (`MNIST, own size`), those of Table 1
-without corruption too (`MNIST, plain`), those of Table 7 plain, at their own size and not scaled; `--tests` names those
-that are wanted. `--work` keeps trainings, so that the same command goes on where it was stopped. A file that has numbers
+without corruption too (`MNIST, plain`), those of Table 7 plain, at their own size and not scaled; `--tests` names what
+is wanted. `--work` keeps trainings, so that the same command goes on where it was stopped. A file that has numbers
 of as many seeds and rounds already is added to; `runs` has the commands that made it.
 """
 
