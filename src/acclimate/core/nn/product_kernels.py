@@ -74,7 +74,7 @@ def usable(x: Tensor, weight: Tensor) -> bool:
     return x.dtype in (torch.float16, torch.bfloat16) and torch.cuda.get_device_capability(x.device)[0] >= 9
 
 
-def _dense(t: Tensor) -> Tensor:
+def dense(t: Tensor) -> Tensor:
     """A tensor in the plain order, by its strides too where an axis has length one."""
     return t.reshape(-1).view(t.shape)
 
@@ -96,13 +96,13 @@ def summed(x: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
 def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor, u: Tensor, scale: float, given: bool
 ) -> Tensor:
-    x, (groups, rows, inputs), (outputs, rank) = _dense(x), x.shape, (len(weight), u.shape[2])
+    x, (groups, rows, inputs), (outputs, rank) = dense(x), x.shape, (len(weight), u.shape[2])
     y = blank(groups, rows, outputs, dtype=x.dtype, device=x.device)
     (bm, bn, bk), r = TILE, max(RANK, 1 << (rank - 1).bit_length())
     turned = weight.stride(-1) != 1
     shared = (weight.mT, [bk, bn]) if turned else (weight, [bn, bk])
     boxes: tuple[tuple[Tensor, list[int]], ...] = (
-        (x, [1, bm, bk]), shared, (_dense(a), [1, r, bk]), (_dense(v.mT), [1, r, bn]), (y, [1, bm, bn]),
+        (x, [1, bm, bk]), shared, (dense(a), [1, r, bk]), (dense(v.mT), [1, r, bn]), (y, [1, bm, bn]),
     )  # fmt: skip
     described: list[Any] = [TensorDescriptor.from_tensor(t, box) for t, box in boxes]
     tiles = groups * -(-rows // bm) * -(-outputs // bn)
