@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import fastest, hidden_kernels, trials
-from .hidden_kernels import CUTS, STEPS, Tiling
+from . import fastest, hidden_kernels, rehearsal, trials
+from .hidden_kernels import CUTS, STEPS
 from .kernels import INTERPRETED
+from .product_kernels import Tiling
 
 LEAST = 1 if INTERPRETED else 2**22
 """Hidden numbers from which on ways are tried."""
@@ -29,6 +30,8 @@ PLAIN = "plain"
 def raised(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """gelu(h), and what `lowered` wants to know of h = x W^T + b, of x [G, N, inputs] and W [outputs, inputs]."""
     cut = _cut("raised", x, weight)
+    if rehearsal.running():  # it goes the plain way, whose gradient wants no kernel
+        _cut("lowered", x, weight.mT.contiguous().mT)
     return _raised(x, weight, bias) if cut is None else hidden_kernels.forward(x, weight, bias, cut)
 
 

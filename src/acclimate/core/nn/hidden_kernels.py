@@ -14,13 +14,11 @@ measured (`trials`). Sums have a fixed order, so results repeat to the bit.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from .kernels import AVAILABLE, INTERPRETED, jit
-from .product_kernels import dense
+from .product_kernels import Tiling, dense
 from .product_kernels import usable as fits
 from .rehearsal import blank, late
 
@@ -30,28 +28,6 @@ if AVAILABLE:
 
 STEPS, ZERO = 200.0, 26.0
 """A slope is kept as the nearest whole number to STEPS times it and ZERO more."""
-
-
-class Tiling(NamedTuple):
-    """How a product is cut."""
-
-    rows: int
-    columns: int
-    """Of a tile."""
-    depth: int
-    """Length of a piece of the sum."""
-    warps: int
-    stages: int
-    """How many loads are under way."""
-    parts: int
-    """In how many parts, one or two, a tile is written."""
-    lasting: int
-    """How many programs of a processor go on to other tiles; 0 where there is one program for each tile."""
-
-    @property
-    def name(self) -> str:
-        """What a choice is kept under."""
-        return "-".join(map(str, self))
 
 
 CUTS = (
@@ -88,7 +64,7 @@ def bent(x, FAST: tl.constexpr):
 
 @jit
 def _places(m, n, high, wide, BM: tl.constexpr, WIDE: tl.constexpr, WARPS: tl.constexpr):
-    """Where the slopes of a tile [BM, WIDE] lie, in fours and in the order of `_packed`, and which there is room for."""
+    """Where the slopes of a tile [BM, WIDE] lie, in fours, ordered as by `_packed`, and which there is room for."""
     i = tl.arange(0, BM * WIDE // (512 * WARPS))[None, :, None]
     across: tl.constexpr = 2 * (WIDE // 64)
     warp = (i // across) * WARPS + tl.arange(0, WARPS)[:, None, None]
@@ -224,10 +200,9 @@ def _run(x: Tensor, weight: Tensor, kept: Tensor, bias: Tensor | None, back: boo
     boxes: tuple[tuple[Tensor, list[int]], ...] = ((x, [1, bm, bk]), shared, (y, [1, bm, bn // cut.parts]))
     at_x, at_w, at_y = (TensorDescriptor.from_tensor(t, box) for t, box in boxes)
     tiles = groups * -(-rows // bm) * -(-outputs // bn)
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
-    _hidden[(min(tiles, cut.lasting * processors) or tiles,)](
-        at_x, at_w, kept.view(torch.int32), at_y, y if bias is None else bias, rows, outputs, inputs, tiles, back, bias is not None,
-        turned, not INTERPRETED, bm, bn, bk, cut.parts, cut.warps, cut.lasting > 0, num_warps=cut.warps,
-        num_stages=cut.stages,
+    _hidden[(cut.programs(tiles, x),)](
+        at_x, at_w, kept.view(torch.int32), at_y, y if bias is None else bias, rows, outputs, inputs, tiles, back,
+        bias is not None, turned, not INTERPRETED, bm, bn, bk, cut.parts, cut.warps, cut.lasting > 0,
+        num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return y
