@@ -24,7 +24,6 @@ if AVAILABLE:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
 
-
 class Tiling(NamedTuple):
     """How a product is cut."""
 
