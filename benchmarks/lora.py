@@ -28,7 +28,7 @@ from torch.func import grad, vmap
 from acclimate import store
 from acclimate.backends.vmap.capture import Captured
 from acclimate.core import Task, rng, tree
-from acclimate.core.nn import many, trials
+from acclimate.core.nn import fastest, many, trials
 from acclimate.core.tree import Tree
 from acclimate.models import LoRA, ViT
 
@@ -109,7 +109,8 @@ def measure(size: Record, context: Context, dtype: torch.dtype | None) -> Record
         "ceilings": tops,
         "best_way": best,
         "memory": taken,
-        "profile": profiled(ways[best].run, device),
+        "profile": profiled(ways[best].run, device, 20),
+        "choices": fastest.choices(),
     }
 
 
@@ -175,7 +176,13 @@ def main() -> None:
         took = {way: t["median"] for way, t in run["seconds"].items()}
         share = run["work"]["rates"][run["best_way"]]["share_of_ceiling"]
         print(f"{name}: seconds {took}, times faster than the loop {run['times_faster']}, share of ceilings {share}")
-        print(f"  memory {run['memory']}")
+        print(f"  memory {run['memory']}, agreement {run['agreement']['distance']}")
+        for kernel in run["profile"]["kernels"]:
+            each = 1e6 * kernel["seconds"] / kernel["calls"]
+            print(f"  {1000 * kernel['seconds']:6.3f} ms, {kernel['calls']:3d} x {each:6.1f} us: {kernel['name'][:80]}")
+        for what, choice in run["choices"].items():
+            times = {way: ms and round(1000 * ms, 1) for way, ms in choice["times"].items()}
+            print(f"  {what}: {choice['way']} of us {times}")
         if given.out:  # after each: the loop takes long where others use the processors
             store.write(given.out, json.dumps(found, indent=1) + "\n")
 

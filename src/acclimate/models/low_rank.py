@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from ..core.nn import trials
+from ..core.nn import beside, trials
 
 Own: TypeAlias = tuple[Tensor, Tensor, float]
 """A client's pair A, V, and its scale."""
@@ -114,7 +114,7 @@ def with_pairs(
 ) -> tuple[Tensor, Tensor]:
     """y of groups of rows, and u; no gradient."""
     if trials.serves(x, weight, a.shape[1]):
-        return trials.product(x, weight, bias, a, v, scale)
+        return beside.product(x, weight, bias, a, v, scale)
     low = x @ (a.mT * scale)
     return F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1).baddbmm_(low, v.mT), low
 
@@ -165,7 +165,7 @@ class _Summed(Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, low: Tensor, v: Tensor) -> Tensor:
         if trials.serves(x, weight, low.shape[-1]):
-            return trials.summed(x, weight, low, v)
+            return beside.summed(x, weight, low, v)
         return F.linear(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1).baddbmm_(low, v.mT)
 
     @staticmethod

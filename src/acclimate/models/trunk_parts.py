@@ -238,25 +238,22 @@ def frozen_mlp(h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Ten
 
 
 class _MLP(Function):
-    """The MLP's output of h [G, N, width], and what enters GELU."""
+    """The MLP's output of h [G, N, width], and what its gradient is to know of what enters GELU."""
 
     @staticmethod
     def forward(h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
-        raised, kept = hidden.raised(h.flatten(0, 1), w1, b1)
-        return F.linear(raised, w2, b2).view(*h.shape[:2], len(w2)), kept.view(*h.shape[:2], len(w1))
+        raised, kept = hidden.raised(h, w1, b1)
+        return F.linear(raised.flatten(0, 1), w2, b2).view(*h.shape[:2], len(w2)), kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs[1], inputs[3], output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs[:4], output[1])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, more: Tensor | None) -> Any:
-        w1, w2, kept = ctx.saved_tensors
-        to_h = None if g is None else _MLPBack.apply(g, w1, w2, kept)
-        if more is not None:  # where the gradient is differentiated again
-            to_h = more @ w1 if to_h is None else to_h + more @ w1
-        return to_h, None, None, None, None
+    def backward(ctx: Any, g: Tensor | None, _: Any) -> Any:
+        return None if g is None else _MLPBack.apply(g, *ctx.saved_tensors), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], h: Tensor, *frozen: Tensor) -> Any:
@@ -265,32 +262,34 @@ class _MLP(Function):
         return tuple(t.unflatten(0, (info.batch_size, -1)) for t in found), (0, 0)
 
 
-def _mlp_slopes(g: Tensor, w1: Tensor, w2: Tensor, kept: Tensor) -> Tensor:
+def _mlp_slopes(g: Tensor, h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Tensor:
     """The gradient of <g, MLP> for its input, in operations that can be differentiated again."""
-    slope = 0.5 * (1 + torch.erf(kept * 0.5**0.5)) + kept * torch.exp(-0.5 * kept * kept) * (2 * torch.pi) ** -0.5
+    x = F.linear(h, w1, b1)
+    slope = 0.5 * (1 + torch.erf(x * 0.5**0.5)) + x * torch.exp(-0.5 * x * x) * (2 * torch.pi) ** -0.5
     return ((g @ w2) * slope) @ w1
 
 
 class _MLPBack(Function):
-    """The gradient of the MLP for its input."""
+    """The gradient of the MLP for its input h, of which something is `kept`."""
 
     @staticmethod
-    def forward(g: Tensor, w1: Tensor, w2: Tensor, kept: Tensor) -> Tensor:
-        return (hidden.lowered(g.flatten(0, 1), w2, kept.flatten(0, 1)) @ w1).view(*g.shape[:2], w1.shape[1])
+    def forward(g: Tensor, h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, kept: Tensor) -> Tensor:
+        return (hidden.lowered(g, w2, kept).flatten(0, 1) @ w1).view(*g.shape[:2], w1.shape[1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs[:5])
 
     @staticmethod
     def backward(ctx: Any, wanted: Tensor) -> Any:
-        g, w1, w2, kept = ctx.saved_tensors
-        back: Any = torch.func.vjp(lambda g, kept: _mlp_slopes(g, w1, w2, kept), g, kept)[1]
-        to_g, to_kept = back(wanted)
-        return to_g, None, None, to_kept
+        g, h, *frozen = ctx.saved_tensors
+        back: Any = torch.func.vjp(lambda g, h: _mlp_slopes(g, h, *frozen), g, h)[1]
+        return *back(wanted), None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], g: Tensor, w1: Tensor, w2: Tensor, kept: Tensor) -> Any:
-        check_shared(*dims[1:3])
+    def vmap(info: Any, dims: tuple[int | None, ...], g: Tensor, h: Tensor, *given: Tensor) -> Any:
+        check_shared(*dims[2:5])
         size = info.batch_size
-        return _MLPBack.apply(joined(size, g, dims[0]), w1, w2, joined(size, kept, dims[3])).unflatten(0, (size, -1)), 0
+        rows = joined(size, g, dims[0]), joined(size, h, dims[1])
+        found = _MLPBack.apply(*rows, *given[:3], joined(size, given[3], dims[5]))
+        return found.unflatten(0, (size, -1)), 0

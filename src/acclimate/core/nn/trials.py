@@ -25,6 +25,7 @@ from . import (
     row_kernels,
 )
 from .attention_block_kernels import Blocks
+from .product_kernels import CUTS, Tiling
 
 log = logging.getLogger("acclimate")
 
@@ -38,15 +39,15 @@ slopes = pair_kernels.slopes
 gelu, gelu_back = gelu_kernels.gelu, gelu_kernels.gelu_back
 
 
-def serves(x: Tensor, weight: Tensor, rank: int) -> bool:
-    """Whether `product` and `summed` are for these rows, this weight and pairs of this rank.
+def serves(x: Tensor, weight: Tensor, rank: int, cut: Tiling = CUTS[0]) -> bool:
+    """Whether `product` and `summed` are for these rows, this weight and pairs of this rank, with this cut.
 
     They spare a pass over y and are slower than torch's product, which pays unless y is narrower than x.
     """
     if not product_kernels.usable(x, weight) or (x.is_cuda and weight.shape[0] < weight.shape[1]):
         return False
-    kind = ("product", tuple(weight.shape), weight.stride(-1) == 1, rank)
-    return works(kind, x, lambda: _product_trial(x, weight, rank))
+    kind = ("product", tuple(weight.shape), weight.stride(-1) == 1, rank, cut.name)
+    return works(kind, x, lambda: _product_trial(x, weight, rank, cut))
 
 
 def serves_rows(x: Tensor) -> bool:
@@ -164,17 +165,17 @@ def apart(found: Tensor, expected: Tensor) -> float:
     return distance if distance == distance else float("inf")
 
 
-def _product_trial(x: Tensor, weight: Tensor, rank: int) -> float:
+def _product_trial(x: Tensor, weight: Tensor, rank: int, cut: Tiling = CUTS[0]) -> float:
     """How far the kernel's results are from those of torch's operations, in float32, for rows of two clients."""
     outputs, inputs = weight.shape
     rows, w, a = (draw(x, *shape) for shape in ((2, FEW, inputs), (outputs, inputs), (2, rank, inputs)))
     w, a, v, b = w * inputs**-0.5, a * inputs**-0.5, draw(x, 2, outputs, rank), draw(x, outputs)
     w = w if weight.stride(-1) == 1 else w.T.contiguous().T
-    y, low = product(rows, w, b, a, v, 2.0)
+    y, low = product(rows, w, b, a, v, 2.0, cut)
     u = 2.0 * rows.float() @ a.mT.float()
     own, plain = u @ v.mT.float(), rows.float() @ w.mT.float()
-    pairs = [(low, u), (y, plain + b.float() + own), (product(rows, w, None, a, v, 2.0)[0], plain + own)]
-    pairs.append((summed(rows, w, low, v), plain + low.float() @ v.mT.float()))
+    pairs = [(low, u), (y, plain + b.float() + own), (product(rows, w, None, a, v, 2.0, cut)[0], plain + own)]
+    pairs.append((summed(rows, w, low, v, cut), plain + low.float() @ v.mT.float()))
     return max(apart(*p) for p in pairs)
 
 
