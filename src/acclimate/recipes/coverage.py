@@ -3,7 +3,8 @@
 A published accuracy counts once, whatever number of recipes compares with it. Ours counts where it was measured at
 paper scale, with the rounds and the data of its recipe. Where several files hold a number, the recipe of the table
 itself goes before other recipes, a file that a recipe wrote before a converted one, then the latest (`written`), then
-the one with more seeds.
+the one with more seeds. What a `released-*` recipe measured, which follows released code where it differs from the
+paper's text, stands apart: it never takes the place of another number, and is counted beside it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from .results import RESULT_SCHEMA
 COVERAGE_SCHEMA = "acclimate.coverage/1"
 Place = tuple[str, int]
 """A published number: the file of its table, and its place there."""
+RELEASED = "/released-"
+"""What the names of recipes have that follow released code: `fedicon/released-table1` of `fedicon/table1`."""
 State = Literal["near", "far", "open", "no data"]
 STATES: dict[State, str] = {
     "near": f"within {NEAR} points",
@@ -56,9 +59,9 @@ class Ours:
         """How many there are."""
         return len(self.by_seed)
 
-    def rank(self, table: str) -> tuple[Any, ...]:
-        """The higher, the rather it counts for a table."""
-        return self.recipe == table, not self.converted, self.written, self.seeds, self.file
+    def rank(self, recipe: str) -> tuple[Any, ...]:
+        """The higher, the rather it counts for the table of a recipe."""
+        return self.recipe == recipe, not self.converted, self.written, self.seeds, self.file
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,22 @@ class Standing:
     ours: Ours | None
     here: bool
     """Whether the data that it needs is here."""
+    released: Ours | None = None
+    """Ours as released code has it."""
 
     @property
     def difference(self) -> float | None:
         """Ours minus the published number."""
-        return None if self.ours is None else round(self.ours.mean - self.theirs.mean, 4)
+        return self._off(self.ours)
+
+    @property
+    def near_as_released(self) -> bool:
+        """Whether ours as released code has it is near."""
+        off = self._off(self.released)
+        return off is not None and abs(off) <= NEAR
+
+    def _off(self, ours: Ours | None) -> float | None:
+        return None if ours is None else round(ours.mean - self.theirs.mean, 4)
 
     @property
     def state(self) -> State:
@@ -132,6 +146,7 @@ def places(recipe: Recipe) -> Mapping[tuple[str, str], Place]:
 def standings(recipes: Iterable[Recipe], found: Iterable[Ours], have: Collection[str]) -> list[Standing]:
     """Every published accuracy. `have` names the data that is here (see `inventory`)."""
     beside: dict[Place, list[Ours]] = {}
+    released: dict[Place, list[Ours]] = {}
     here: set[Place] = set()
     known: set[Place] = set()
     by_recipe: dict[str, list[Ours]] = {}
@@ -143,17 +158,24 @@ def standings(recipes: Iterable[Recipe], found: Iterable[Ours], have: Collection
         here |= {at[c] for c in runnable(recipe, have) if c in at}
         for number in by_recipe.get(recipe.name, ()):
             if (number.row, number.column) in at:
-                beside.setdefault(at[number.row, number.column], []).append(number)
+                of = released if RELEASED in number.recipe else beside
+                of.setdefault(at[number.row, number.column], []).append(number)
     out = []
     for table in published.tables():
         for i, row in published.accuracies(table):
             place = (table, i)
-            ours = max(beside.get(place, ()), key=lambda o: o.rank(table), default=None)
+            ours = _first(beside.get(place, ()), table)
+            other = _first(released.get(place, ()), table.replace("/", RELEASED))
             # what has no recipe is not measured for another reason than missing data
-            there = place in here or place not in known or ours is not None
+            there = place in here or place not in known or ours is not None or other is not None
             fields = {k: v for k, v in row.items() if k not in ("mean", "std", "doubt")}
-            out.append(Standing(table, fields, published.number(row), ours, there))
+            out.append(Standing(table, fields, published.number(row), ours, there, other))
     return out
+
+
+def _first(some: Iterable[Ours], recipe: str) -> Ours | None:
+    """The number that counts for a table, whose own recipe this is."""
+    return max(some, key=lambda o: o.rank(recipe), default=None)
 
 
 def runnable(recipe: Recipe, have: Collection[str]) -> set[tuple[str, str]]:
@@ -204,6 +226,8 @@ class Count:
     name: str
     states: Mapping[State, int]
     data: str = ""
+    released: int = 0
+    """Of those further off, how many are near as released code has them."""
 
     @property
     def published(self) -> int:
@@ -220,10 +244,16 @@ class Count:
         """Those with ours beside them."""
         return self.states["near"] + self.states["far"]
 
+    @property
+    def either(self) -> int:
+        """Of those measured, how many are near so or as released code has them."""
+        return self.states["near"] + self.released
+
 
 def counted(name: str, some: Collection[Standing], data: str = "") -> Count:
     """The states of some standings."""
-    return Count(name, {state: sum(s.state == state for s in some) for state in STATES}, data)
+    released = sum(s.state == "far" and s.near_as_released for s in some)
+    return Count(name, {state: sum(s.state == state for s in some) for state in STATES}, data, released)
 
 
 def counts(found: Sequence[Standing], recipes: Iterable[Recipe]) -> list[Count]:
@@ -259,13 +289,14 @@ def _number(table: str) -> tuple[int, str]:
     return int(digits or 99), table
 
 
-HEAD = ("table", "published", "data here", "measured", f"within {NEAR} points", "data")
+HEAD = ("table", "published", "data here", "measured", f"within {NEAR} points", "or as released", "data")
 
 
 def line(count: Count) -> tuple[str, ...]:
     """A count in words: shares of what could be measured, and of what was."""
-    measured, near = count.measured, count.states["near"]
-    shares = [f"{n} ({100 * n / of:.0f} %)" if of else str(n) for n, of in ((measured, count.here), (near, measured))]
+    measured = count.measured
+    pairs = (measured, count.here), (count.states["near"], measured), (count.either, measured)
+    shares = [f"{n} ({100 * n / of:.0f} %)" if of else str(n) for n, of in pairs]
     return count.name, str(count.published), str(count.here), *shares, count.data
 
 
@@ -285,16 +316,19 @@ def as_json(found: Sequence[Standing], recipes: Sequence[Recipe], data: Sequence
     return {
         "schema": COVERAGE_SCHEMA,
         "data": list(data),
-        "counts": [
-            {"name": c.name, "published": c.published, "here": c.here, "measured": c.measured, **c.states}
-            for c in counts(found, recipes)
-        ],
+        "counts": [_count_json(c) for c in counts(found, recipes)],
         "numbers": [_number_json(s) for s in found],
     }
 
 
+def _count_json(count: Count) -> dict[str, Any]:
+    sizes = {"published": count.published, "here": count.here, "measured": count.measured}
+    states = {str(state): number for state, number in count.states.items()}
+    return {"name": count.name, **sizes, **states, "near or as released": count.either}
+
+
 def _number_json(standing: Standing) -> dict[str, Any]:
-    ours = standing.ours
+    ours, other = standing.ours, standing.released
     return {
         "table": standing.table,
         **standing.fields,
@@ -304,4 +338,5 @@ def _number_json(standing: Standing) -> dict[str, Any]:
         "difference": standing.difference,
         "state": standing.state,
         "file": None if ours is None else ours.file,
+        "as released": other and {"ours": other.mean, "near": standing.near_as_released, "file": other.file},
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ BEGIN, END = "<!-- coverage -->", "<!-- /coverage -->"
 ORDERS, FAR = "### Orders of the papers", f"### Numbers that are more than {NEAR} points off"
 LEGEND = (
     "published: accuracies that the paper prints. data here: those whose data is here. measured: those with ours "
-    f"beside them, at paper scale, as a share of data here. within {NEAR} points: of those measured."
+    f"beside them, at paper scale, as a share of data here. within {NEAR} points: of those measured, by the paper's "
+    "text. or as released: of those measured, so or by a released-* recipe, which follows released code instead."
 )
 
 
@@ -53,6 +55,9 @@ class Covered:
         drawn = [f"![{TITLE}]({picture})", ""] if picture else []
         here = f"Data that is here: {'; '.join(self.data) or 'none'}."
         claims = layout.table(orders.HEAD, [orders.line(found) for found in self.orders])
+        both = Counter(s.table for s in self.standings if s.ours and s.released)
+        twice = ", ".join(f"{n} of {table}" for table, n in both.items()) or "none"
+        here += f" Measured in both ways, by the paper's text and as released: {twice}."
         parts = [*drawn, coverage.markdown(self.counts), "", here, "", ORDERS, "", *claims, "", FAR, ""]
         return "\n".join([*parts, causes.markdown(self.causes)])
 

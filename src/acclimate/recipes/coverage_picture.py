@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Literal
 
 from .coverage import STATES, Count, State
 from .pages import NEAR
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 960, 150, 280, 62, 19, 13
 TITLE = "Published accuracies by table: how many are measured, and how near"
-FILLS: dict[State, str] = {"near": "#1b6ca8", "far": "#f0a04b", "open": "#c9ced3", "no data": "#ffffff"}
+Part = State | Literal["released"]
+"""What a bar is made of, from left to right; `released` is cut from what is further off."""
+FILLS: dict[Part, str] = {
+    "near": "#1b6ca8",
+    "released": "#8fbfe3",
+    "far": "#f0a04b",
+    "open": "#c9ced3",
+    "no data": "#ffffff",
+}
+WORDS: dict[Part, str] = {part: f"within {NEAR} as released" if part == "released" else STATES[part] for part in FILLS}
 
 
 def draw(found: Sequence[Count]) -> str:
@@ -31,13 +41,13 @@ def draw(found: Sequence[Count]) -> str:
 
 
 def _legend() -> list[str]:
-    out = []
-    for i, (state, words) in enumerate(STATES.items()):
-        x = 16 + 228 * i
+    out, x = [], 16
+    for state, words in WORDS.items():
         out += [
             f'<rect x="{x}" y="16" width="14" height="{BAR}" fill="{FILLS[state]}" stroke="#667"/>',
             f'<text x="{x + 20}" y="27" fill="#223">{escape(words)}</text>',
         ]
+        x += 44 + 6 * len(words)
     return out
 
 
@@ -48,10 +58,11 @@ def _bar(count: Count, y: int, most: int) -> list[str]:
     scale = (WIDTH - LEFT - RIGHT) / (count.published if whole else most)
     out = [f'<text x="{LEFT - 10}" y="{y + 11}" text-anchor="end" fill="#223"{weight}>{escape(count.name)}</text>']
     x = float(LEFT)
-    for state, number in count.states.items():
+    for state, words in WORDS.items():
+        number = count.released if state == "released" else count.states[state] - count.released * (state == "far")
         if number:
             wide = number * scale
-            title = f"<title>{escape(f'{count.name}: {number} {STATES[state]}')}</title>"
+            title = f"<title>{escape(f'{count.name}: {number} {words}')}</title>"
             out.append(
                 f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{BAR}" fill="{FILLS[state]}" stroke="#667" '
                 f'stroke-width="0.6">{title}</rect>'
