@@ -245,6 +245,24 @@ class Choice(TwoHeads):
         return self.two(x).clone()
 
 
+class TwoAnswers(TwoHeads):
+    """Returns the outputs of both of its heads."""
+
+    def forward(self, x):
+        return self.one(x), self.two(x)
+
+
+def test_of_two_outputs_that_may_be_logits_the_user_names_the_head():
+    net, x = TwoAnswers(), torch.randn(4, 6)
+    with pytest.raises(
+        ValueError, match="returns logits at 2 place.s., and 2 linear layers may be its head: 'one', 't"
+    ):
+        Task(net, (6,), CLASSES)
+    for head in ("one", "two"):
+        t = Task(wrap(net, head=head), (6,), CLASSES)
+        torch.testing.assert_close(t.apply(t.init(rng.key(0)), x).logits, getattr(net, head)(x))
+
+
 def test_of_two_candidates_the_user_names_one():
     net, x = Choice(), torch.randn(4, 6)
     with pytest.raises(

@@ -156,6 +156,38 @@ def test_under_vmap_all_clients_go_through_one_product_with_the_trunk():
     assert not made & {(3 * width, width), (hidden, width), (width, hidden)}
 
 
+class Largest(TorchDispatchMode):
+    """The numbers of the largest tensor that an operation makes: a view of another tensor is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out._base is None and not func.is_view:
+            self.size = max(self.size, out.untyped_storage().nbytes() // out.element_size())
+        return out
+
+
+def test_a_step_of_many_clients_makes_no_copy_of_the_trunk():
+    base, clients = MLP(hidden=(300,)), 6
+    weight, x, y = 300 * 300, torch.rand(6, 2, *SHAPE), torch.zeros(6, 2, dtype=torch.int64)
+    largest = {}
+    for spec in (LoRA(base, rank=1), base):
+        t = task(spec)
+        vars = tree.map(lambda p: p.expand(clients, *p.shape).clone(), t.init(rng.key(0)))
+
+        def step(vars, x, y, t=t):
+            return grad(lambda p: t.loss({**vars, "params": p}, {"x": x, "y": y}, rng.key(0))[0])(vars["params"])
+
+        with Largest() as seen:
+            vmap(step)(vars, x, y)
+        largest[spec] = seen.size
+    assert largest[base] == clients * weight  # gradients of a weight that each client has for itself
+    assert largest[LoRA(base, rank=1)] < weight // 4  # and here not one of a single client
+
+
 def test_pairs_and_bias_are_added_by_the_products_and_gradients_of_any_order_are_the_formulas():
     """Values, first and second derivatives of x W^T + b + (x A^T) V^T against the formula written out, for clients
     with pairs of their own within seeds (nested vmap)."""
