@@ -228,6 +228,20 @@ def test_a_function_may_be_wrapped_and_starts_from_the_seed():
     assert torch.equal(a["params"]["last.weight"], t.init(rng.key(1))["params"]["last.weight"])
 
 
+class TwoParts(Plain):
+    """Takes two arguments."""
+
+    def forward(self, x, more):
+        return super().forward(x + more)
+
+
+class Noisy(Plain):
+    """Draws noise in eval mode, too."""
+
+    def forward(self, x):
+        return super().forward(x + torch.randn_like(x))
+
+
 class TwoHeads(nn.Module):
     def __init__(self):
         super().__init__()
@@ -283,9 +297,21 @@ def test_of_two_candidates_the_user_names_one():
         (wrap(TwoHeads(), head="three"), (6,), None, "head='three' must be a linear layer .* calls 'one', 'two'"),
         (Plain(classes=7), (6,), None, "its head 'last' has 7 outputs but the data has 4 classes; build it with 4"),
         (Plain("none"), (6,), None, r"must return logits \[batch, 4\].* returns a str without them"),
+        (Noisy(), (6,), None, r"model Noisy answers the same .* only while it trains \(self.training\)"),
         (Plain("softmax"), (6,), None, "not what 'last' makes .* without a softmax"),
         (Plain("long"), (6,), None, r"must return logits \[batch, 4\].* it returns \(2, 3, 4\)"),
-        (Plain(), (5,), None, r"model Plain cannot be called on a batch of inputs \(2, 5\).*inputs=\.\.\."),
+        (
+            Plain(),
+            (5,),
+            None,
+            r"model Plain cannot be called on a batch of inputs \(2, 5\).*for inputs of shape \(5,\)",
+        ),
+        (
+            TwoParts(),
+            (6,),
+            None,
+            r"missing 1 required .*: 'more'; what it takes besides .* ac.wrap\(module, inputs=\.\.\.",
+        ),
         (Plain(), (6,), 9, "model Plain has no embedding, and x holds whole numbers.*x.float()"),
         (Encoder(), (LENGTH,), VOCABULARY + 3, r"its embedding 'table' has 20 rows, and the data asks for row 22;"),
         (wrap(Plain(), inputs=TokenIds()), (6,), None, r"is for token ids .* the data has numbers of shape \(6,\)"),
