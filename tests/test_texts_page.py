@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from acclimate.data import Phrases
 from acclimate.shifts.covariate import SHARES
 from acclimate.shifts.numbers import NUMBERS
 from acclimate.shifts.text_shifts import SEVERITIES
@@ -23,6 +24,7 @@ def test_the_table_of_texts_is_the_stored_cells():
     said = {(m, a, s): float(v) for m, a, *row in told for s, v in zip(STREAMS, row, strict=True)}
     assert said == pytest.approx(stored, abs=0.051) and len(said) == 72
     assert part["command"].partition(" -o ")[0] in page
+    assert part["data"]["hash"] == Phrases().world().card()["hash"]
 
 
 def test_windows_are_known_as_the_study_of_windows_has_it():

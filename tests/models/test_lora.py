@@ -170,22 +170,24 @@ class Largest(TorchDispatchMode):
         return out
 
 
+def largest_of_a_step(spec, clients=6):
+    """The numbers of the largest tensor that a step of all clients makes."""
+    t, x, y = task(spec), torch.rand(clients, 2, *SHAPE), torch.zeros(clients, 2, dtype=torch.int64)
+    vars = tree.map(lambda p: p.expand(clients, *p.shape).clone(), t.init(rng.key(0)))
+
+    def step(vars, x, y):
+        return grad(lambda p: t.loss({**vars, "params": p}, {"x": x, "y": y}, rng.key(0))[0])(vars["params"])
+
+    with Largest() as seen:
+        vmap(step)(vars, x, y)
+    return seen.size
+
+
 def test_a_step_of_many_clients_makes_no_copy_of_the_trunk():
-    base, clients = MLP(hidden=(300,)), 6
-    weight, x, y = 300 * 300, torch.rand(6, 2, *SHAPE), torch.zeros(6, 2, dtype=torch.int64)
-    largest = {}
-    for spec in (LoRA(base, rank=1), base):
-        t = task(spec)
-        vars = tree.map(lambda p: p.expand(clients, *p.shape).clone(), t.init(rng.key(0)))
-
-        def step(vars, x, y, t=t):
-            return grad(lambda p: t.loss({**vars, "params": p}, {"x": x, "y": y}, rng.key(0))[0])(vars["params"])
-
-        with Largest() as seen:
-            vmap(step)(vars, x, y)
-        largest[spec] = seen.size
-    assert largest[base] == clients * weight  # gradients of a weight that each client has for itself
-    assert largest[LoRA(base, rank=1)] < weight // 4  # and here not one of a single client
+    base, weight = MLP(hidden=(300, 300)), 300 * 300
+    assert largest_of_a_step(base) == 6 * weight  # gradients of a weight that each client has for itself
+    for targets in (("*",), ("body.0",), ("body.2",)):  # the layer without a pair is frozen, too
+        assert largest_of_a_step(LoRA(base, rank=1, targets=targets)) < weight // 4  # not one of a single client
 
 
 def test_pairs_and_bias_are_added_by_the_products_and_gradients_of_any_order_are_the_formulas():
