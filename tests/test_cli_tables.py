@@ -29,7 +29,7 @@ def har(rows=240, subjects=3):
     for i in range(rows):
         kind = int(g.integers(0, 3))
         cells = [f"{v:.3f}" if g.random() > 0.05 else "" for v in g.normal(0, 1, 3) + 2.5 * np.eye(3)[kind]]
-        lines.append(f"{i % subjects},{('walk', 'sit', 'run')[kind]},{','.join(cells)},{('phone', 'watch')[i % 2]}")
+        lines.append(f"a{i % subjects},{('walk', 'sit', 'run')[kind]},{','.join(cells)},{('phone', 'watch')[i % 2]}")
     return "\n".join(lines) + "\n"
 
 
@@ -40,7 +40,7 @@ def test_a_csv_runs_at_once_and_says_what_was_chosen(here, tmp_path):
     assert code == 0, err
     assert "240 vectors of 8 numbers, scaled by training rows, 3 clients; model=mlp-bn" in err
     assert "streams=original,corrupted,out-of-client,mixture (shifts: noise, offset, missing, scale, dropped)" in err
-    assert "data: clients are 0 0, 1 1, 2 2\n" in err
+    assert "data: clients are 0 = a0, 1 = a1, 2 = a2\n" in err
     assert "3 columns have missing values (x, y, z): filled with the median of the training rows" in err
     assert "original" in out and "mixture" in out and "not run" not in out
     assert (tmp_path / "runs" / "001-fedavg" / "report.html").stat().st_size > 10_000
@@ -70,9 +70,9 @@ def test_few_rows_of_named_clients_lower_the_batch_too(here):
     (folder,) = store.find_runs(Path("few"))
     assert (folder.experiment().method.work.batch, folder.experiment().personal.work.batch) == (8, 8)
     code, out, err = here("deploy", "few", "adapters=none", "--client", "0", "-o", "live")
-    assert code == 0 and "clients are 0 0, 1 1, 2 2\nwrote live" in out, err
+    assert code == 0 and "clients are 0 = a0, 1 = a1, 2 = a2\nwrote live" in out, err
     code, _, err = here("run", *settings, *QUICK, "method.work.batch=16", "-o", "chosen")
-    assert code == 2 and "client 0 has 12 training examples, fewer than a batch (method.work.batch=16)" in err
+    assert code == 2 and "client 0 (a0) has 12 training examples, fewer than a batch (method.work.batch=16)" in err
 
 
 def test_a_client_of_one_row_is_named_with_what_leaves_it_out(here):
@@ -108,6 +108,7 @@ def test_windows_run_at_once(here):
     code, _, err = here("run", *settings, *QUICK, "streams=original,corrupted,in-order")
     assert code == 0, err
     assert "windows of 2 x 8 numbers, scaled by training rows, 2 clients; model=window-cnn-bn" in err
+    assert "clients are" not in err  # they are called 0 and 1
     assert "earlier windows of a class train, later ones test" in err
 
 

@@ -23,6 +23,13 @@ class Scores(Plain):
         return {"scores": super().forward(x)}
 
 
+class Parts(Plain):
+    """Gives no logits, as BertModel does."""
+
+    def forward(self, x):
+        return {"hidden": self.body(x), "pooled": self.body(x).tanh()}
+
+
 class Phased(Plain):
     """Another form of output in each mode, as networks with auxiliary losses have it."""
 
@@ -67,7 +74,8 @@ def used(module):
         (Plain(parametrizations.weight_norm(nn.Linear(5, CLASSES))), "its head 'out' makes its weight of other param"),
         (Plain().double(), r"its weights are torch.float64 \('body.weight'\), .* give module.float\(\)"),
         (Plain().bfloat16(), "its weights are torch.bfloat16"),
-        (Scores(), "returns a dict without them, but 'scores': call them 'logits'"),
+        (Scores(), "returns a dict without them, but 'scores': call 'scores' 'logits'"),
+        (Parts(), "a dict without them, but 'hidden', 'pooled': add a linear layer for the classes behind them"),
         (Phased(True), "model Phased returns a tuple while it trains that does not have the logits where they are oth"),
         (Warmed(), "its logits are not what 'out' makes of one vector"),
         (nn.Sequential(nn.Linear(6, CLASSES), nn.BatchNorm1d(CLASSES)), "its logits are not what '0' makes of one"),

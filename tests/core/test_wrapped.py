@@ -228,6 +228,20 @@ def test_a_function_may_be_wrapped_and_starts_from_the_seed():
     assert torch.equal(a["params"]["last.weight"], t.init(rng.key(1))["params"]["last.weight"])
 
 
+class TwoParts(Plain):
+    """Takes two arguments."""
+
+    def forward(self, x, more):
+        return super().forward(x + more)
+
+
+class Noisy(Plain):
+    """Draws noise in eval mode, too."""
+
+    def forward(self, x):
+        return super().forward(x + torch.randn_like(x))
+
+
 class TwoHeads(nn.Module):
     def __init__(self):
         super().__init__()
@@ -243,6 +257,24 @@ class Choice(TwoHeads):
     def forward(self, x):
         self.one(x)
         return self.two(x).clone()
+
+
+class TwoAnswers(TwoHeads):
+    """Returns the outputs of both of its heads."""
+
+    def forward(self, x):
+        return self.one(x), self.two(x)
+
+
+def test_of_two_outputs_that_may_be_logits_the_user_names_the_head():
+    net, x = TwoAnswers(), torch.randn(4, 6)
+    with pytest.raises(
+        ValueError, match="returns logits at 2 place.s., and 2 linear layers may be its head: 'one', 't"
+    ):
+        Task(net, (6,), CLASSES)
+    for head in ("one", "two"):
+        t = Task(wrap(net, head=head), (6,), CLASSES)
+        torch.testing.assert_close(t.apply(t.init(rng.key(0)), x).logits, getattr(net, head)(x))
 
 
 def test_of_two_candidates_the_user_names_one():
@@ -265,9 +297,21 @@ def test_of_two_candidates_the_user_names_one():
         (wrap(TwoHeads(), head="three"), (6,), None, "head='three' must be a linear layer .* calls 'one', 'two'"),
         (Plain(classes=7), (6,), None, "its head 'last' has 7 outputs but the data has 4 classes; build it with 4"),
         (Plain("none"), (6,), None, r"must return logits \[batch, 4\].* returns a str without them"),
+        (Noisy(), (6,), None, r"model Noisy answers the same .* only while it trains \(self.training\)"),
         (Plain("softmax"), (6,), None, "not what 'last' makes .* without a softmax"),
         (Plain("long"), (6,), None, r"must return logits \[batch, 4\].* it returns \(2, 3, 4\)"),
-        (Plain(), (5,), None, r"model Plain cannot be called on a batch of inputs \(2, 5\).*inputs=\.\.\."),
+        (
+            Plain(),
+            (5,),
+            None,
+            r"model Plain cannot be called on a batch of inputs \(2, 5\).*for inputs of shape \(5,\)",
+        ),
+        (
+            TwoParts(),
+            (6,),
+            None,
+            r"missing 1 required .*: 'more'; what it takes besides .* ac.wrap\(module, inputs=\.\.\.",
+        ),
         (Plain(), (6,), 9, "model Plain has no embedding, and x holds whole numbers.*x.float()"),
         (Encoder(), (LENGTH,), VOCABULARY + 3, r"its embedding 'table' has 20 rows, and the data asks for row 22;"),
         (wrap(Plain(), inputs=TokenIds()), (6,), None, r"is for token ids .* the data has numbers of shape \(6,\)"),

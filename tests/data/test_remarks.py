@@ -57,6 +57,23 @@ def test_a_table_without_any_number_says_why():
         Table.of(frame, label="kind", clients=2).load()
 
 
+def test_a_table_of_texts_alone_names_the_column_and_the_reader_of_texts():
+    frame = {"body": [f"text {'abc'[i % 3]}{i}" for i in range(30)], "kind": ["a", "b"] * 15}
+    with pytest.raises(ValueError, match="or over 100 words; texts are read by data=text data.text=body, and"):
+        Table.of(frame, label="kind", clients=2).load()
+
+
+@pytest.mark.parametrize(("count", "said"), [(20, False), (21, True)])
+@pytest.mark.parametrize("name", ["{}", "{} years"])
+def test_classes_that_may_be_a_quantity_are_named(count, said, name):
+    classes = [name.format(i + 20) for i in range(count)]
+    notes = remarks.of_classes(np.repeat(np.arange(count), 5), classes)
+    many = (
+        "the label has 21 different numbers, a class each: if it is a quantity to predict, put the numbers into a few"
+    )
+    assert [n[: len(many)] for n in notes] == [many] * (said and name == "{}")
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -165,6 +165,32 @@ def test_a_live_model_takes_rows_and_keeps_how_to_read_them(fit, tmp_path):
         live([[1.0, 2.0]])
 
 
+def test_words_that_are_new_are_named_with_those_that_are_known(tmp_path):
+    features = (Feature("age", fill=40.0), Feature("code", "word", "1"), Feature("code", "word", "x"))
+    rows = [("30", "x"), ("31", "new"), ("", "1"), ("9", "NA"), ("9", "odd"), ("9", "new")]
+    file = write(tmp_path / "rows.csv", ("age", "code"), rows)
+    (said,) = RawRows(features).remarks(file)
+    assert said == "'code' has new, odd (3 rows), which no training row had and counts as unknown; known are 1, x"
+    assert RawRows(features).remarks(write(file, ("age", "code"), rows[:1])) == []
+    assert RawRows(features[:1]).remarks(file) == []
+
+
+@pytest.mark.parametrize("command", ["predict", "join"])
+def test_new_rows_with_new_words_are_answered_and_said(fit, tmp_path, command):
+    fit.save(tmp_path / "run")
+    fit.deploy(0, ac.adapters.NoAdapt()).save(tmp_path / "live")
+    file = write(tmp_path / "new.csv", ("age", "smokes", "code", "weight"), [("30", "pipe", "1", "70")] * 3)
+    words = {
+        "predict": [str(tmp_path / "live"), str(file)],
+        "join": [str(tmp_path / "run"), str(file), "adapters=none"],
+    }
+    done = CliRunner().invoke(app, [command, *words[command], "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert (
+        "'smokes' has pipe (3 rows), which no training row had and counts as unknown; known are no, yes" in done.output
+    )
+
+
 def test_predict_reads_a_table(fit, visits, tmp_path):
     live = fit.deploy(0, ac.adapters.NoAdapt())
     live.save(tmp_path / "live")

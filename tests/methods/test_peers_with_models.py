@@ -257,6 +257,15 @@ def test_fedas_alignment_leaves_out_the_classes_that_a_batch_lacks():
     close(new["params"]["project.weight"], BODY - 0.5 * 2 * np.outer(apart, mean) / 2)
 
 
+def test_fedas_alignment_leaves_the_head_alone():
+    """Its loss has no gradient for the head, but weight decay needs none."""
+    last = {"params": {"project.weight": tensor(BODY[::-1].copy()), "head.weight": tensor(OTHER)}, "buffers": {}}
+    down = {"vars": {"params": {"project.weight": tensor(BODY)}, "buffers": {}}}
+    method = FedAS(align_opt=SGD(lr=0.5, weight_decay=0.1), align_work=ONCE)
+    new = method.aligned(TASK, down, {"vars": last, "seen": torch.ones(())}, DATA, KEY)["params"]
+    assert torch.equal(new["head.weight"], tensor(OTHER)) and gap(new["project.weight"], tensor(BODY)) > 1e-2
+
+
 def test_fedas_skips_the_alignment_at_first_and_newcomers_take_the_body():
     fresh = FedAS().init_mine(TASK, KEY)
     down = {"vars": {"params": {"project.weight": tensor(BODY)}, "buffers": {}}}

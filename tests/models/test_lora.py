@@ -156,6 +156,40 @@ def test_under_vmap_all_clients_go_through_one_product_with_the_trunk():
     assert not made & {(3 * width, width), (hidden, width), (width, hidden)}
 
 
+class Largest(TorchDispatchMode):
+    """The numbers of the largest tensor that an operation makes: a view of another tensor is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out._base is None and not func.is_view:
+            self.size = max(self.size, out.untyped_storage().nbytes() // out.element_size())
+        return out
+
+
+def largest_of_a_step(spec, clients=6):
+    """The numbers of the largest tensor that a step of all clients makes."""
+    t, x, y = task(spec), torch.rand(clients, 2, *SHAPE), torch.zeros(clients, 2, dtype=torch.int64)
+    vars = tree.map(lambda p: p.expand(clients, *p.shape).clone(), t.init(rng.key(0)))
+
+    def step(vars, x, y):
+        return grad(lambda p: t.loss({**vars, "params": p}, {"x": x, "y": y}, rng.key(0))[0])(vars["params"])
+
+    with Largest() as seen:
+        vmap(step)(vars, x, y)
+    return seen.size
+
+
+def test_a_step_of_many_clients_makes_no_copy_of_the_trunk():
+    base, weight = MLP(hidden=(300, 300)), 300 * 300
+    assert largest_of_a_step(base) == 6 * weight  # gradients of a weight that each client has for itself
+    for targets in (("*",), ("body.0",), ("body.2",)):  # the layer without a pair is frozen, too
+        assert largest_of_a_step(LoRA(base, rank=1, targets=targets)) < weight // 4  # not one of a single client
+
+
 def test_pairs_and_bias_are_added_by_the_products_and_gradients_of_any_order_are_the_formulas():
     """Values, first and second derivatives of x W^T + b + (x A^T) V^T against the formula written out, for clients
     with pairs of their own within seeds (nested vmap)."""

@@ -12,7 +12,7 @@ import torch
 from made_up import EVIL, Page
 
 from acclimate.core import Shards, rng
-from acclimate.data import IID, Arrays, ByDomain, Cells, Digits, Examples, World, of
+from acclimate.data import IID, Arrays, ByDomain, Cells, Digits, Examples, Windows, World, of
 from acclimate.experiment import Experiment
 from acclimate.reporting import bubbles, png
 from acclimate.reporting.bubbles import BubbleColumn, bubble_plot, radius
@@ -149,7 +149,19 @@ def test_a_table_has_a_preview(tmp_path):
     text = preview(experiment, tmp_path / "p.html").read_text()
     assert "vectors of 30" in text and "grey is the mean of the training rows" in text
     assert "Stream corrupted" in text and "Stream quantile" in text and "5 kinds" in text
-    assert text.count("data:image/png") == 3 * 5 * 12
+    assert text.count("data:image/png") == 3 * 5 * 12 and "Vectors, with their classes" in text
+
+
+def test_clients_are_called_as_in_the_data_and_training_examples_are_of_all_classes(tmp_path):
+    """Windows of training lie class by class."""
+    state = np.repeat(["run", "sit"], 300)
+    frame = {"u": np.arange(600.0), "who": ["b<b"] * 300 + ["0"] * 300, "state": np.roll(state, 150)}
+    data = Windows.of(frame, label="state", client="who", window=10, stride=10)
+    text = preview(Experiment(data=data, streams=(Original(),)), tmp_path / "p.html").read_text()
+    training = text.partition(">Training examples</h2>")[2].partition("</table>")[0]
+    first, second = training.split("</tr>")[1:3]
+    assert " client 0 (0)" not in training and "> client 1 (b&lt;b)</th>" in second and "Windows, with" in training
+    assert first.count("run") >= 6 <= first.count("sit")
 
 
 # --- bubbles -----------------------------------------------------------------------------------------------------
@@ -221,6 +233,8 @@ def test_the_sheet_shows_the_very_pixels_in_stream_order():
         assert [(client, count) for client, count, *_ in found] == [(f"client {c}", len(r)) for c, r in enumerate(own)]
         for (_, _, images, classes), r in zip(found, own, strict=True):
             assert len(images) == min(len(r), 12), "twelve, not more"
+            if heading == "Training examples":  # spaced over all
+                r = torch.stack([r[i * len(r) // len(images)] for i in range(len(images))])
             assert np.array_equal(np.stack([i for i, *_ in images]), to_rgb(w.examples.x[r[:12]]))
             assert classes == [w.examples.classes[c] for c in w.examples.y[r[:12]]]
             assert {size for *_, size in images} == {(56, 56)}, "enlarged by a whole number"

@@ -37,8 +37,10 @@ def chosen(experiment: Experiment, given: set[str]) -> list[str]:
 
 
 def client_names(world: World, most: int = 10) -> list[str]:
-    """Which client is whom, where the data says so."""
-    names = [f"{c} {name}" for c, name in enumerate(world.client_names)]
+    """Which client is whom, where the data says so, and not by the same numbers."""
+    names = [f"{c} = {name}" for c, name in enumerate(world.client_names)]
+    if all(name == str(c) for c, name in enumerate(world.client_names)):
+        return []
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return [f"clients are {', '.join(names[:most])}{more}"] if names else []
 

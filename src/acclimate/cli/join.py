@@ -69,7 +69,7 @@ def join(
     joined.save(target, overwrite)
     store.write(target / "answers.csv", answers(joined, x, names_of(data, len(x), raw)))
     fit.engine.close()
-    for line in summary(joined, x):
+    for line in (*remarks(data, raw), *summary(joined, x)):
         typer.echo(line)
     typer.echo(f"wrote {target}")
 
@@ -178,6 +178,13 @@ def names_of(path: Path, count: int, raw: Raw | None = None) -> list[str]:
     folder = path if path.is_dir() else path.parent
     names = (os.fsencode(f.relative_to(folder).as_posix()) for f in _images(path))
     return [name.decode("utf-8", "replace") for name in names]  # a name may be in no encoding at all
+
+
+def remarks(path: Path, raw: Raw | None) -> list[str]:
+    """What to know of the rows of a file before their answers are trusted."""
+    from ..data.raw import FILES, RawRows
+
+    return raw.remarks(path) if isinstance(raw, RawRows) and path.is_file() and path.suffix.lower() in FILES else []
 
 
 def answers(joined: Live, x: np.ndarray, names: list[str]) -> str:

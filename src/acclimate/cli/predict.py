@@ -42,7 +42,7 @@ def predict(
         raise ValueError(f"--batch {batch} must be at least 1")
     from .. import store
     from ..live import load_live
-    from .join import names_of, samples
+    from .join import names_of, remarks, samples
 
     if out.exists() and not overwrite:
         raise store.RunError(f"{out} is there already; pass --overwrite, or choose another --out")
@@ -55,6 +55,8 @@ def predict(
         if not frozen:
             model.save(live, overwrite=True)
     typer.echo(f"{counted(len(x), 'sample')}, {counted(adapted, 'adapted answer')}, step {model.step}")
+    for line in remarks(data, model.raw):
+        typer.echo(line)
     if last.note:
         typer.echo(last.note)
     if last.estimate is not None:

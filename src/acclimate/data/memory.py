@@ -101,7 +101,10 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return np.array(images.channels_first(x, "data.of: x"), order="C"), ()
     if x.dtype.kind not in "iufb":
-        raise ValueError(f"data.of: x is of type {x.dtype}; it must hold numbers (of words make a data.Table.of)")
+        raise ValueError(
+            f"data.of: x is of type {x.dtype}; it must hold numbers (of words make a data.Table.of, of texts "
+            "a CSV file and data.Text)"
+        )
     if x.ndim == 2:
         names = [columns.of_values(str(i), x[:, i]) for i in range(x.shape[1])]
         return encoded(names, "data.of: x")

@@ -63,6 +63,19 @@ class RawRows:
         _check(columns.names_in(path), list(self.columns), str(path))
         return self.of(columns.cells(path, list(self.columns)), str(path))
 
+    def remarks(self, path: Path) -> list[str]:
+        """What to say of words in a file that no training row had."""
+        said, words = [], [n for n, kind in self.columns.items() if kind == "word"]
+        for name, values in (columns.cells(path, words) if words else {}).items():
+            known = [f.word for f in self.features if f.column == name]
+            new = [w for w in _words(values, known) if w and w not in known]
+            if new:
+                which = f"{_some(sorted(set(new)), 4)} ({counted(len(new), 'row')})"
+                said.append(
+                    f"{name!r} has {which}, which no training row had and counts as unknown; known are {_some(known)}"
+                )
+        return said
+
     def card(self) -> dict[str, Any]:
         """As JSON."""
         found: dict[str, Any] = {"rows": [list(f) for f in self.features]}

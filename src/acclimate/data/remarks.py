@@ -15,6 +15,9 @@ FEW = 20
 """In so few rows, words or numbers that all differ may be chance."""
 RARE = 5
 """A class of fewer rows is hardly in training and test rows alike."""
+MANY = 20
+"""So many numbers may be classes; more may be a quantity."""
+BINS = "put the numbers into a few bins first, or name another column (data.label)"
 _AROUND = re.compile(r"[$€£¥<>≤≥~≈]{0,2} ?[-+]?\d[\d.,' \u00a0\u202f]*(?: ?[a-zA-Z%°µ/²³$€£¥*]{0,8})")
 _DATE = re.compile(
     r"\d{4}-\d{2}|\d{1,4}([./-])\d{1,2}\1\d{1,4}\b.*|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{2,4}\b.*"
@@ -118,13 +121,17 @@ def of_names(names: Sequence[str], what: str) -> list[str]:
 
 
 def of_classes(y: np.ndarray, classes: Sequence[str]) -> list[str]:
-    """What to say of the label: classes that are spelled alike, and rare ones."""
+    """What to say of the label: classes that are spelled alike, that may be quantities, and rare ones."""
     counts = np.bincount(y, minlength=len(classes))
     rare = [f"{name} ({n})" for name, n in zip(classes, counts, strict=True) if n < RARE]
     more = f" and {len(rare) - 4} more" if len(rare) > 4 else ""
     said = [f"classes of fewer than {RARE} rows can hardly be learned and tested: {', '.join(rare[:4])}{more}"] * bool(
         rare
     )
+    if len(classes) > MANY and all(number(name) is not None for name in classes):
+        said.insert(
+            0, f"the label has {len(classes)} different numbers, a class each: if it is a quantity to predict, {BINS}"
+        )
     return of_names(classes, "classes") + said
 
 

@@ -100,7 +100,7 @@ class TableRows(Measured):
         path = self.place()
         assert path is not None
         name = f"{type(self).__module__}:{type(self).__qualname__}"
-        return cache.fetch(name, {**self._options(), "reader": 6}, path.parent, [path], lambda: self._read(path))
+        return cache.fetch(name, {**self._options(), "reader": 7}, path.parent, [path], lambda: self._read(path))
 
     def _options(self) -> dict[str, Any]:
         """What decides what is read of a file."""
@@ -199,10 +199,10 @@ class Table(Filled, TableRows):
         names = [c.name for c in kept]
         left = [f"{c.name} ({len(c.words):,} in {len(c):,} rows)" for c in read if c.name not in names]
         if not kept:
-            why = "; ".join(remarks.of_inputs(read)[:2])
+            texts = f"; texts are read by data=text data.text={read[0].name}, and other columns named by data.columns"
+            why = f": {'; '.join(said[:2])}" if (said := remarks.of_inputs(read)) else texts
             raise ValueError(
-                f"{where}: all columns of inputs have a word of their own per row, or over {WORDS} words"
-                f"{f': {why}' if why else ''}"
+                f"{where}: all columns of inputs have a word of their own per row, or over {WORDS} words{why}"
             )
         notes = [f"left out, as they have too many different words: {', '.join(left)} (data.columns)"] * bool(left)
         notes += ["the column without a name, as of a data frame's row numbers, is left out"] * bool(bare)
@@ -273,13 +273,13 @@ def labelled(column: ValueColumn, where: str) -> tuple[np.ndarray, tuple[str, ..
         raise ValueError(f"{where}: {name} has one class, {classes[0]!r}; give a column with two or more (data.label)")
     whole = column.numbers is None or bool((column.numbers == np.round(column.numbers)).all())
     if (
-        (not whole and len(classes) > 20)
+        (not whole and len(classes) > remarks.MANY)
         or len(classes) > _CLASSES
         or (len(classes) > 50 and len(classes) > len(y) / 2)
     ):
         raise ValueError(
             f"{where}: {name} has {len(classes):,} different values in {len(y):,} rows, as a regression target has; "
-            "classes are supported, so put the numbers into a few bins first, or name another column (data.label)"
+            f"classes are supported, so {remarks.BINS}"
         )
     if odd := next((c for c in classes if any(s in c for s in ";|")), None):
         raise ValueError(

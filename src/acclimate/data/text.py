@@ -94,7 +94,7 @@ class Text(CountedClients, OwnFiles):
             raise FileNotFoundError(f"Text: file={self.file!r} is a folder; it must name your {self.needs}")
         if self.tokenizer:
             more = [self._tokenizer_file()]
-        return Sources(path.parent, [path, *more], lambda: self._read(path), {"reader": 2})
+        return Sources(path.parent, [path, *more], lambda: self._read(path), {"reader": 3})
 
     def load(self) -> Examples:
         return replace(super().load(), text=not self.tokenizer)

@@ -30,6 +30,8 @@ CLIENTS = 10
 IMAGES = 12
 """How many images of a client are shown."""
 GREY = "a square or line is a number: grey is the mean of the training rows, white three deviations above it"
+KINDS = {2: "vectors", 3: "windows"}
+"""What examples of numbers are, by the axes of all of them."""
 SIDE = 64
 """How many pixels an image is high or wide at most; larger ones are shrunk."""
 
@@ -85,8 +87,8 @@ def contact_sheet(
 ) -> dict[str, str]:
     """The images of the training data and of every stream as HTML, by heading.
 
-    A row is a client: its first twelve examples in stream order, or twelve spaced over all of them where a stream
-    changes as it goes on. `about` has a sentence or two about streams, by name.
+    A row is a client: its first twelve examples in stream order, or twelve spaced over all of them for training, and
+    where a stream changes as it goes on. `about` has a sentence or two about streams, by name.
     """
     out = {"Training examples": _training(world)}
     return out | {f"Stream {name}": _stream(world, name, s, (about or {}).get(name, "")) for name, s in streams.items()}
@@ -94,7 +96,7 @@ def contact_sheet(
 
 def _training(world: World) -> str:
     x, y, owners = world.examples.x, world.examples.y, domains(world, world.train[:CLIENTS])
-    rows = [_row(world, "training", c, "client", owners[c], x, y, r, r[:IMAGES]) for c, r in _first(world.train)]
+    rows = [_row(world, "training", c, "client", owners[c], x, y, r, spaced(r, IMAGES)) for c, r in _first(world.train)]
     about = "What clients learn from: their own labelled examples."
     return _block(world, "Training examples", about, rows, world.clients)
 
@@ -107,7 +109,7 @@ def _stream(world: World, name: str, stream: Stream, about: str) -> str:
     for c, own in _first([shards.own(c) for c in range(min(shards.clients, CLIENTS))]):
         kept = spaced(own, IMAGES) if changes else own[:IMAGES]
         rows.append(_row(world, name, c, word, owners[c], shards.x, shards.y, own, kept))
-    about += f" Here: {'texts' if are_ids(world) else 'images'} spaced over the whole stream." * changes
+    about += f" Here: {_kind(world)} spaced over the whole stream." * changes
     facts = "; ".join(_words(stream.card))
     return _block(world, name, " ".join(filter(None, (about.strip(), f"{facts}." * bool(facts)))), rows, shards.clients)
 
@@ -120,8 +122,10 @@ def _row(
     world: World, name: str, client: int, word: str, domain: int, x: Tensor, y: Tensor, own: Tensor, kept: Tensor
 ) -> str:
     """One client: its domain's mark, its number, how many examples it has, and some of them."""
-    title = f"{word} {client}, {world.examples.domains[domain]}"
-    head = f'<th scope="row" title="{esc(title)}">{swatch(domain, domain)} {word} {client}</th>'
+    names = world.client_names if word == "client" else ()
+    who = f"{word} {client}" + (f" ({names[client]})" if names and names[client] != str(client) else "")
+    title = f"{who}, {world.examples.domains[domain]}"
+    head = f'<th scope="row" title="{esc(title)}">{swatch(domain, domain)} {esc(who)}</th>'
     if are_ids(world):
         return f'{head}<td class="num">{len(own):,}</td><td>{"".join(lines(world, x[kept], y[kept])) or "nothing"}</td>'
     x, y = drawn(world, x[kept]), y[kept]
@@ -130,8 +134,7 @@ def _row(
 
 
 def _block(world: World, name: str, note: str, rows: Sequence[str], clients: int) -> str:
-    what = "Texts, with their classes" if are_ids(world) else "Images, with their classes"
-    head = [("Client", ""), ("Examples", "num"), (what, "")]
+    head = [("Client", ""), ("Examples", "num"), (f"{_kind(world).capitalize()}, with their classes", "")]
     more = f"<p>... and {clients - len(rows)} more clients.</p>" if clients > len(rows) else ""
     return f'<p class="muted">{esc(note)}</p>{table(name, head, rows, "sheet")}{more}'
 
@@ -150,6 +153,12 @@ def _words(card: Mapping[str, Any]) -> list[str]:
         else:
             out.append(f"{key} {value}")
     return out
+
+
+def _kind(world: World) -> str:
+    """What the examples are."""
+    kinds = KINDS if world.examples.x.is_floating_point() else {}
+    return "texts" if are_ids(world) else kinds.get(world.examples.x.dim(), "images")
 
 
 def _domain_legend(world: World) -> str:
@@ -183,11 +192,10 @@ def _facts(experiment: Experiment, world: World) -> str:
         settings = [f"partition={labels.label(experiment.data.partition)}", *settings]
     if revision := getattr(experiment.data.partition, "revision", None):
         settings = [*(s for s in settings if s != f"partition.revision={revision}"), f"dealt by revision {revision}"]
-    kinds = {2: "vectors", 3: "windows"} if world.examples.x.is_floating_point() else {}
-    kind = "texts" if are_ids(world) else kinds.get(world.examples.x.dim(), "images")
+    kind = _kind(world)
     lede = f"{clients}, {world.num_classes} classes, {kind} of {shape}, seed {world.seed}."
     notes = "".join(
-        f"<br>{esc(note[:1].upper() + note[1:])}." for note in (*world.notes, *[GREY] * (kind in kinds.values()))
+        f"<br>{esc(note[:1].upper() + note[1:])}." for note in (*world.notes, *[GREY] * (kind in KINDS.values()))
     )
     return (
         f'<p class="lede">{esc(lede)}</p><p class="muted">Examples: {esc(", ".join(counts))}.<br>'

@@ -125,9 +125,13 @@ def _failed(module: nn.Module, x: Tensor, error: Exception) -> str:
         said += "; if x holds token ids, give whole numbers, as ac.data.of(x, y, tokens=True) does"
     if x.dim() > 2 and "shapes cannot be multiplied" in said:
         said += "; images and windows need nn.Flatten() before a linear layer"
+    sizes = ("must match", "doesn't match", "shapes cannot", "channels", "out of range", "can't be greater")
+    remedy = "what it takes besides can be named by ac.wrap(module, inputs=...)"
+    if any(word in said for word in sizes):
+        remedy = f"build it for inputs of shape {tuple(x.shape[1:])}, or give it data as it takes them"
     return (
         f"model {label} cannot be called on a batch of inputs {tuple(x.shape)} of {x.dtype}: {type(error).__name__}: "
-        f"{said}; what it takes besides can be named by ac.wrap(module, inputs=...)"
+        f"{said}; {remedy}"
     )
 
 
@@ -167,7 +171,7 @@ def _head(module: nn.Module, given: str | None, trial: _Trial, classes: int) -> 
             f"{classes} classes; build it with {classes} (num_classes, or num_labels in transformers)"
         )
     if not wide:
-        gives = ", ".join(str(tuple(t.shape)) for t in places.values()) or _without(trial.out)
+        gives = ", ".join(str(tuple(t.shape)) for t in places.values()) or _without(trial.out, classes)
         raise ModelError(
             f"model {label} must return logits [batch, {classes}], one for each class of the data, as a tensor, in a "
             f"tuple or as .logits; for a batch of 2 it returns {gives}"
@@ -186,9 +190,12 @@ def _head(module: nn.Module, given: str | None, trial: _Trial, classes: int) -> 
     return names[0], wide[0]
 
 
-def _without(out: Any) -> str:
+def _without(out: Any, classes: int) -> str:
     """What an output without logits is."""
-    names = f", but {', '.join(map(repr, out))}: call them 'logits'" if isinstance(out, Mapping) and out else ""
+    given = {n: tuple(t.shape) for n, t in out.items() if isinstance(t, Tensor)} if isinstance(out, Mapping) else {}
+    fitting = [n for n, shape in given.items() if shape == (2, classes)]
+    remedy = f"call {fitting[0]!r} 'logits'" if fitting else "add a linear layer for the classes behind them"
+    names = f", but {', '.join(map(repr, out))}: {remedy}" if given else ""
     return f"a {type(out).__name__} without them{names}"
 
 
@@ -228,6 +235,11 @@ def _faithful(module: nn.Module, reading: Reading, x: Tensor, logits: Tensor) ->
         alike = right and all(torch.allclose(t, logits, atol=1e-5) for t in (found, head(features)))
         if alike and _lasting(module, way, x):
             return way
+    if not torch.allclose(at(_try(module, reading.inputs, x, None).out, reading.place), logits, equal_nan=True):
+        raise ModelError(
+            f"model {type(module).__name__} answers the same inputs with other logits when it is called again in eval "
+            "mode; let it draw random numbers and change its buffers only while it trains (self.training)"
+        )
     raise ModelError(
         f"model {type(module).__name__}: its logits are not what '{reading.head}' makes of one vector of "
         f"{head.in_features} features per sample; let it return the outputs of its last linear layer as they are, "
