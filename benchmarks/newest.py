@@ -152,7 +152,7 @@ def flower(report: Record) -> Figure:
 ROUND, RESNETS, OTHERS, ZIPF, SEEDS, RESNET18 = (
     f"benchmarks/gpu-h200-{name}.json" for name in ("fedavg", "resnets", "others", "zipf", "seeds", "resnet18")
 )
-COLD = tuple(f"benchmarks/recording-h200{n}.json" for n in ("", "-again", "-third", "-fourth", "-fifth"))
+COLD = tuple(f"benchmarks/recording-h200{n}.json" for n in ("", "-again"))
 EVERY = tuple(f"benchmarks/testtime-every-h200{n}.json" for n in ("", "-second", "-third"))
 FEDAVG = "FedAvg, 20 clients, CNN"
 ROWS = (
