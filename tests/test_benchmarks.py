@@ -134,6 +134,38 @@ def test_ways_may_agree_on_a_smaller_network_of_the_same_kind(bench, monkeypatch
     assert [size["agreed"] for size in full.values()] == [resnet.ResNet18(width=8)] * 2 + [None]
 
 
+def test_blazefl_is_measured_on_its_published_work(bench, monkeypatch):
+    """62,006 parameters, in float32 the 0.24 MB that its paper names; 100 clients, five rounds of 50 steps each."""
+    federated, harness, blazefl = bench("federated"), bench("harness"), bench("workloads").blazefl
+    nets = [spec.build((3, 32, 32), 10) for spec in (blazefl.Tutorial(), blazefl.ResNet(18))]
+    assert [sum(p.numel() for p in net.parameters()) for net in nets] == [62_006, 11_181_642]
+    assert nets[0](torch.zeros(2, 3, 32, 32))[1].shape == (2, 10)
+    seen = []
+
+    def measure(round, context, looped, **options):
+        seen.append((round, options))
+        return {}
+
+    def run(round, context, schedule, evaluate):
+        seen.append(schedule)
+        return {}
+
+    monkeypatch.setattr(blazefl, "measure", measure)
+    monkeypatch.setattr(blazefl, "train", run)
+    monkeypatch.setattr(
+        blazefl, "dealt", lambda sizes: federated.dealt([1] * len(sizes)) if sizes == [500] * 100 else 0
+    )
+    for work in (blazefl.cnn, blazefl.resnet18):
+        work(harness.Context(CPU, "full"), {})
+    (first, exact), schedule, (second, fast), _ = seen
+    assert schedule.rounds == 5 and schedule.eval_every == 1 and schedule.cohort == schedule.clients == 100
+    assert first.worker.method.opt == ac.core.SGD(lr=0.1)
+    assert (first.worker.method.work.epochs, first.worker.method.work.batch) == (5, 50)
+    assert exact["accurate"] and exact["agreed"] is None
+    assert not fast["accurate"] and fast["agreed"].worker.task.model.width == 8
+    assert second.worker.task.model == blazefl.ResNet(18)
+
+
 def test_work_is_counted_by_hand(bench):
     limits = bench("limits")
     a, b = torch.randn(3, 5), torch.randn(5, 7)

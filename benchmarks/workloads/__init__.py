@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from harness import Context, Record
 
-from . import adapters, fedthe, femnist, pfl, resnet, seeds, uneven
+from . import adapters, blazefl, fedthe, femnist, pfl, resnet, seeds, uneven
 
 Workload: TypeAlias = Callable[[Context, Record], Record]
 
@@ -26,6 +26,8 @@ WORKLOADS: dict[str, Workload] = {
     "resnet18": resnet.resnet18,
     "zipf": uneven.zipf,
     "three-seeds": seeds.three,
+    "blazefl-cnn": blazefl.cnn,
+    "blazefl-resnet18": blazefl.resnet18,
     "profile": fedthe.profile,
 }
 """By name, the most important first: a run that is out of time drops the last."""
