@@ -51,7 +51,7 @@ ROWS: dict[str, tuple[str, str, str, str]] = {
 
 def shape_of(given: argparse.Namespace) -> dict[str, Any]:
     """The fields of the ViT."""
-    return {"patch": 4, "width": given.width, "depth": given.depth, "heads": 4}
+    return {"patch": given.patch, "width": given.width, "depth": given.depth, "heads": 4}
 
 
 def half(given: argparse.Namespace, first: int, **settings: Any) -> ac.data.InMemory:
@@ -74,9 +74,10 @@ def trunk(given: argparse.Namespace) -> tuple[Path, Row]:
     wanted = {"data": given.data, "epochs": given.epochs, **shape_of(given)}
     if file.exists() and about.exists() and (known := json.loads(about.read_text()))["trained"] == wanted:
         return file, known
-    steps = given.epochs * (27000 // 128)
+    data = half(given, 0, clients=1, partition=ac.data.IID(), split=(0.9, 0.1, 0.0), augment=FlipCrop())
+    steps = given.epochs * (len(data.load().y) * 9 // 10 // 128)
     run = ac.Experiment(
-        data=half(given, 0, clients=1, partition=ac.data.IID(), split=(0.9, 0.1, 0.0), augment=FlipCrop()),
+        data=data,
         model=ac.models.ViT(**shape_of(given)),
         method=ac.methods.FedAvg(
             opt=Adam(lr=1e-3, schedule=Cosine(per="step", total=steps)), work=Work(epochs=given.epochs, batch=128)
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=60, help="of the trunk's own training")
+    parser.add_argument("--patch", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--streams", default=STREAMS)
