@@ -194,6 +194,20 @@ def test_lists_of_records_and_their_entries():
     assert labels.distinct([Tent(), Tent(steps=3)]) == ["tent", "tent(steps=3)"]
 
 
+@pytest.mark.parametrize("kind", ["table", "windows", "text"])
+def test_several_columns_for_one_are_no_sweep(kind):
+    for several in ("a,b", ["a", "b"]):
+        said = (
+            r"data.label: 'a,b' names 2 columns, and label takes one; one class per row is supported, several labels "
+            "per row are not: name one, run the command again for another"
+        )
+        with pytest.raises(ConfigError, match=said):
+            expand([("data", kind), ("data.label", several)])
+    with pytest.raises(ConfigError, match=r"data.client: 'a,b' names 2 columns, and client takes one: name one, run"):
+        expand([f"data={kind}", "data.client=a,b"])
+    assert len(expand([f"data={kind}", "data.file=a.csv,b.csv"])) == 2
+
+
 def test_settings_tell_a_sweep_apart():
     a, b = expand(["method=fedprox", "method.mu=0.01,0.5", "rounds=3", "seed=4"])
     assert (a.settings(), b.settings()) == (["rounds=3", "method.mu=0.01"], ["rounds=3", "method.mu=0.5"])

@@ -605,3 +605,20 @@ def test_columns_in_the_wrong_place_are_answered_with_the_right_one():
             ValueError, match=rf"data is a {kind}, .*Table.of\(frame, label=...\), arrays as ac.data.of"
         ):
             ac.Experiment(data=given)
+
+
+@pytest.mark.parametrize("kind", [Table, Windows])
+@pytest.mark.parametrize("pair", [("label", "client"), ("label", "domain"), ("label", "time"), ("client", "time")])
+def test_one_column_cannot_be_two_things(kind, pair):
+    one, other = pair
+    said = f"{kind.__name__}: {one}='a' and {other}='a' are the same column; name another for {other}, or leave it out"
+    with pytest.raises(ValueError, match=said):
+        kind(**{"file": "t.csv", "label": "b", one: "a", other: "a"})
+    assert kind(file="t.csv", label="b", client="a", domain="a").domain == "a"  # sites may be held out
+
+
+@pytest.mark.parametrize("name", ["Kind", "KIND", "knid"])
+def test_a_column_is_found_whatever_its_capitals(name):
+    people()
+    with pytest.raises(ValueError, match=r"has no column '\w+' \(data.label\); did you mean 'kind'\?"):
+        table(label=name).load()

@@ -107,7 +107,10 @@ BAD = {
         {"text": "boy"},
         r"text='boy' is no column of reviews.csv, which has id, body, .*data.text=",
     ),
-    "missing label": (CSV, {"label": "star"}, r"label='star' is no column of reviews.csv.*set data.label="),
+    "near": (CSV, {"text": "Bodi"}, r"which has id, body, .*; did you mean 'body'\? Set data.text="),
+    "text and label": (CSV, {"text": "stars"}, r"Text: text='stars' and label='stars' are the same column; name ano"),
+    "label and client": (CSV, {"client": "stars"}, r"label='stars' and client='stars' are the same.*or leave it out"),
+    "missing label": (CSV, {"label": "star"}, r"label='star' is no column of reviews.csv.*Set data.label="),
     "missing client": (CSV, {"client": "town"}, r"client='town' is no column of reviews.csv.*set data.client="),
     "one class": ("body,stars\na,1\nb,1\n", {}, r"label='stars' has one class, '1', in all 2 rows.*data.label="),
     "numbers": (

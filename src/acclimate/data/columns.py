@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ops import opening
+from ..ops.layout import some
 from . import delimited
 from .delimited import MISSING, STROKES, number
 from .formats import AGAIN, lazy
@@ -217,12 +218,17 @@ def need(names: Iterable[str], wanted: Mapping[str, Sequence[str]], where: str) 
     for field, columns in wanted.items():
         for column in columns:
             if column not in there:
-                near = difflib.get_close_matches(column, there, n=3, cutoff=0.5)
-                hint = f"did you mean {' or '.join(map(repr, near))}? Its" if near else "its"
-                some = ", ".join(there[:12]) + (f" and {len(there) - 12} more" if len(there) > 12 else "")
+                close = near(column, there)
+                hint = f"did you mean {' or '.join(map(repr, close))}? Its" if close else "its"
                 raise ValueError(
-                    f"{where}: has no column {column!r} (data.{field}); {hint} columns are {some}{_doubt(there)}"
+                    f"{where}: has no column {column!r} (data.{field}); {hint} columns are {some(there)}{_doubt(there)}"
                 )
+
+
+def near(name: str, there: Sequence[str]) -> list[str]:
+    """Up to three columns that a name may have meant, capitals or not."""
+    small = {n.casefold(): n for n in there}
+    return [small[n] for n in difflib.get_close_matches(name.casefold(), small, n=3, cutoff=0.5)]
 
 
 def _doubt(names: Sequence[str]) -> str:

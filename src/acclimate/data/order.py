@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import numpy as np
 
+from ..core import check
 from . import dates
 from .columns import ValueColumn
 
 SORT = "sort the rows by time (data.time), or name the column that tells series apart (data.client)"
+
+
+def check_roles(record: Any, *pairs: tuple[str, str]) -> None:
+    """Refuse fields of a record that name one column, which cannot say both."""
+    for one, other in pairs:
+        if (column := getattr(record, one)) and column == getattr(record, other):
+            raise check.FieldError(
+                f"{type(record).__name__}: {one}={column!r} and {other}={column!r} are the same column; name another "
+                f"for {other}" + (", or leave it out" if other in ("client", "domain", "time") else ""),
+                other,
+                one,
+            )
 
 
 def grouped(column: ValueColumn, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core import check, rng
 from ..ops.places import data_root
-from . import cache, columns, dates, remarks
+from . import cache, columns, dates, order, remarks
 from .cache import Parsed
 from .columns import ValueColumn
 from .dataset import Dataset, Inputs
@@ -56,6 +56,8 @@ class TableRows(Measured):
     """Columns in memory in place of a file; `of` puts a data frame here."""
 
     needs: ClassVar[str] = "CSV or Parquet file with a column of labels"
+    single: ClassVar[tuple[str, ...]] = ROLES
+    """Fields that name one column, so that several names for one are no sweep."""
 
     @classmethod
     def of(cls, frame: Any, **settings: Any) -> Any:
@@ -74,6 +76,7 @@ class TableRows(Measured):
                 "several labels per row are not",
                 "label",
             )
+        order.check_roles(self, ("label", "client"), ("label", "domain"), ("label", "time"), ("client", "time"))
         if self.file and self.data is not None:
             raise check.FieldError(f"{type(self).__name__}: file={self.file!r} and a data frame; give one", "file")
         super().__post_init__()

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core import check
 from ..ops import opening
 from ..ops import text as text_ids
-from . import columns, delimited, remarks
+from . import columns, delimited, order, remarks
 from .cache import Parsed
 from .dataset import CountedClients, Inputs
 from .fileset import Sources
@@ -75,6 +75,8 @@ class Text(CountedClients, OwnFiles):
     """What to do with a line that has no text."""
 
     parts: ClassVar[tuple[str, ...]] = ("all",)
+    single: ClassVar[tuple[str, ...]] = ("text", "label", "client")
+    """Fields that name one column, so that several names for one are no sweep."""
     needs: ClassVar[str] = "CSV file of texts and labels, or file of lines with a label in front"
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class Text(CountedClients, OwnFiles):
         check.choices(self)
         check.whole(self, "length", 1, 65536)
         check.whole(self, "most", 2)
+        order.check_roles(self, ("text", "label"), ("text", "client"), ("label", "client"))
         for name in ("size", "channels"):
             if getattr(self, name) is not None:
                 raise check.FieldError(f"Text: {name}={getattr(self, name)} is for images; leave it out", name)
@@ -190,8 +193,10 @@ class Text(CountedClients, OwnFiles):
         if not column and name == "client":
             return None
         if column not in header:
+            near = columns.near(column, header)
+            hint = f"did you mean {' or '.join(map(repr, near))}? Set" if near else "set"
             raise ValueError(
-                f"Text: {name}={column!r} is no column of {path.name}, which has {', '.join(header) or 'none'}; set "
+                f"Text: {name}={column!r} is no column of {path.name}, which has {', '.join(header) or 'none'}; {hint} "
                 f"data.{name}="
             )
         return header.index(column)

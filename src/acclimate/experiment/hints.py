@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from . import catalogue, labels
+from .encoding import ConfigError
 
 log = logging.getLogger("acclimate")
 
@@ -100,6 +101,17 @@ def meant(settings: Sequence[str]) -> str:
 
 def _fields(record: Any) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(record) if dataclasses.is_dataclass(record) else ()
+
+
+def unswept(record: Any, name: str, key: str, values: list[Any]) -> list[Any]:
+    """The values of a setting; refuses several for a field that names one column, which runs for each would hide."""
+    if len(values) < 2 or name not in getattr(record, "single", ()):
+        return values
+    classes = "; one class per row is supported, several labels per row are not" if name == "label" else ""
+    raise ConfigError(
+        f"{key}: {','.join(map(str, values))!r} names {len(values)} columns, and {name} takes one{classes}: name one, "
+        "run the command again for another, and rename a column that has a comma in its name"
+    )
 
 
 def warn_of_twice(typed: Sequence[tuple[str, Any]]) -> None:

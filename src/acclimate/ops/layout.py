@@ -28,6 +28,11 @@ def counted(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
+def some(names: Sequence[str], most: int = 12) -> str:
+    """The first names of a list, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def lined(rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:
     """Rows in columns. Where they are wider than `width`, the last cells of a row go on below it, indented."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

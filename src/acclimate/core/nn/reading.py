@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .inputs import Inputs, arguments, check_inputs, example, forms, guess
+from .inputs import Inputs, arguments, check_inputs, example, forms, guess, remedy
 from .modules import need_embedding
 from .wrapped import ModelError, Reading, Wrap, Wrapped, at
 
@@ -109,7 +109,7 @@ def _try(module: nn.Module, inputs: Inputs, x: Tensor, tokens: int | None) -> _T
     except ModelError:
         raise
     except Exception as e:
-        raise ModelError(_failed(module, x, e)) from e
+        raise ModelError(_failed(module, inputs, x, e)) from e
     finally:
         module.train(training)
         for hook in hooks:
@@ -117,7 +117,7 @@ def _try(module: nn.Module, inputs: Inputs, x: Tensor, tokens: int | None) -> _T
     return _Trial(out, linear, known[0] if known else tokens)
 
 
-def _failed(module: nn.Module, x: Tensor, error: Exception) -> str:
+def _failed(module: nn.Module, inputs: Inputs, x: Tensor, error: Exception) -> str:
     label, said = type(module).__name__, str(error).strip().partition("\n")[0]
     if not x.is_floating_point():
         need_embedding(module, label, f" ({said})")
@@ -126,12 +126,12 @@ def _failed(module: nn.Module, x: Tensor, error: Exception) -> str:
     if x.dim() > 2 and "shapes cannot be multiplied" in said:
         said += "; images and windows need nn.Flatten() before a linear layer"
     sizes = ("must match", "doesn't match", "shapes cannot", "channels", "out of range", "can't be greater")
-    remedy = "what it takes besides can be named by ac.wrap(module, inputs=...)"
+    told = remedy(module, inputs, not x.is_floating_point())
     if any(word in said for word in sizes):
-        remedy = f"build it for inputs of shape {tuple(x.shape[1:])}, or give it data as it takes them"
+        told = f"build it for inputs of shape {tuple(x.shape[1:])}, or give it data as it takes them"
     return (
         f"model {label} cannot be called on a batch of inputs {tuple(x.shape)} of {x.dtype}: {type(error).__name__}: "
-        f"{said}; {remedy}"
+        f"{said}; {told}"
     )
 
 
