@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ops import opening
-from ..ops.layout import some
+from ..ops.layout import near, some
 from . import delimited
 from .delimited import MISSING, STROKES, number
 from .formats import AGAIN, lazy
@@ -89,6 +88,10 @@ def cells(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
     if path.suffix.lower() in _PARQUET:
         file = _parquet(path)
         _bounded(path, file.metadata.num_rows, len(wanted))
+        if twice := next((n for n in wanted if file.schema_arrow.names.count(n) > 1), None):
+            raise ValueError(f"{path}: has the column {twice!r} twice; rename one of them")
+        if not file.metadata.num_rows:
+            raise ValueError(f"{path}: has no rows; it must have at least one")
         table = file.read(columns=list(wanted))
         return {n: table.column(n).to_numpy() for n in wanted}
     places = [names_in(path).index(n) for n in wanted]
@@ -223,12 +226,6 @@ def need(names: Iterable[str], wanted: Mapping[str, Sequence[str]], where: str) 
                 raise ValueError(
                     f"{where}: has no column {column!r} (data.{field}); {hint} columns are {some(there)}{_doubt(there)}"
                 )
-
-
-def near(name: str, there: Sequence[str]) -> list[str]:
-    """Up to three columns that a name may have meant, capitals or not."""
-    small = {n.casefold(): n for n in there}
-    return [small[n] for n in difflib.get_close_matches(name.casefold(), small, n=3, cutoff=0.5)]
 
 
 def _doubt(names: Sequence[str]) -> str:

@@ -69,6 +69,8 @@ def of(
     them later changes no data set.
     """
     inputs, features = _inputs(as_array(x, "x")) if not tokens else (_ids(as_array(x, "x")), ())
+    if y is None:
+        raise ValueError("data.of: y is None; it must hold the class of every row, as a number or a name")
     marks = {k: as_array(v, k) for k, v in (("y", y), ("client", client), ("domain", domain)) if v is not None}
     for name, values in marks.items():
         if values.ndim != 1 or len(values) != len(inputs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from ..ops import text as text_ids
-from ..ops.layout import counted, some
+from ..ops.layout import counted, near, some
 from . import columns, dates, order, remarks
 from .delimited import MISSING, number
 from .tokenizing import Tokenizing
@@ -202,7 +201,8 @@ class RawTexts:
             return self.of(list(columns.lines(path)), str(path))
         names = columns.names_in(path)
         if self.column not in names:
-            raise ValueError(f"{path}: has no column {self.column!r} of texts; its columns are {some(names)}")
+            hint = f" (is it {close[0]!r}?)" if (close := near(self.column, names)) else ""
+            raise ValueError(f"{path}: has no column {self.column!r} of texts{hint}; its columns are {some(names)}")
         return self.of(columns.cells(path, [self.column])[self.column], str(path))
 
     def card(self) -> dict[str, Any]:
@@ -231,8 +231,8 @@ def _check(names: Sequence[Any], wanted: Sequence[str], where: str) -> None:
     """Refuse a table that lacks a column."""
     for name in wanted:
         if name not in names:
-            near = difflib.get_close_matches(name, map(str, names), n=1, cutoff=0.5)
-            hint = f" (is it {near[0]!r}?)" if near else ""
+            close = near(name, map(str, names))
+            hint = f" (is it {close[0]!r}?)" if close else ""
             raise ValueError(
                 f"{where}: has no column {name!r}{hint}; the model takes {some(wanted)}, "
                 f"and given are {some(list(map(str, names))) or 'none'}"

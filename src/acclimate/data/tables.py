@@ -61,10 +61,13 @@ class TableRows(Measured):
 
     @classmethod
     def of(cls, frame: Any, **settings: Any) -> Any:
-        """The same for a data frame (pandas, polars) or a dict of columns: `Table.of(frame, label="activity")`.
+        """The same for a data frame (pandas, polars), a dict of columns or an array with named fields:
+        `Table.of(frame, label="activity")`.
 
         Label, client, domain and time may be in the frame's index; the rest of an index is left out.
         """
+        if fields_of := getattr(getattr(frame, "dtype", None), "names", None):
+            frame = {name: frame[name] for name in fields_of}
         roles = {f: v for f in ROLES if isinstance(v := settings.get(f), str)}
         marks = [v for f, v in roles.items() if f != "time"]
         return cls(data=Held("a data frame", columns.of_frame(frame, marks, roles.values())), **settings)

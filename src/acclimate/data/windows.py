@@ -40,6 +40,19 @@ class Windows(TableRows):
 
     needs: ClassVar[str] = "CSV or Parquet file of readings with a column of labels"
 
+    @classmethod
+    def of(cls, frame: Any, **settings: Any) -> Any:
+        """Windows of a data frame (pandas, polars) or a dict of columns: `Windows.of(frame, label="activity")`.
+
+        Label, client, domain and time may be in the frame's index. An index of dates is the time where none is named.
+        """
+        index: Any = getattr(frame, "index", None)
+        if not settings.get("time") and getattr(getattr(index, "dtype", None), "kind", "") == "M":
+            name = index.name if isinstance(index.name, str) else "time"
+            if name not in frame.columns:
+                frame, settings = frame.rename_axis(name), {**settings, "time": name}
+        return super().of(frame, **settings)
+
     def __post_init__(self) -> None:
         check.whole(self, "window", 2)
         check.whole(self, "stride", 0)
