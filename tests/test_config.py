@@ -194,18 +194,21 @@ def test_lists_of_records_and_their_entries():
     assert labels.distinct([Tent(), Tent(steps=3)]) == ["tent", "tent(steps=3)"]
 
 
-@pytest.mark.parametrize("kind", ["table", "windows", "text"])
-def test_several_columns_for_one_are_no_sweep(kind):
+@pytest.mark.parametrize("kind", ["table", "windows", "text", "huggingface"])
+def test_several_columns_of_labels_are_no_sweep(kind):
+    said = "data.label: 'a,b' names 2 columns; one class per row is supported, several labels per row are not: name one"
     for several in ("a,b", ["a", "b"]):
-        said = (
-            r"data.label: 'a,b' names 2 columns, and label takes one; one class per row is supported, several labels "
-            "per row are not: name one, run the command again for another"
-        )
         with pytest.raises(ConfigError, match=said):
             expand([("data", kind), ("data.label", several)])
-    with pytest.raises(ConfigError, match=r"data.client: 'a,b' names 2 columns, and client takes one: name one, run"):
-        expand([f"data={kind}", "data.client=a,b"])
-    assert len(expand([f"data={kind}", "data.file=a.csv,b.csv"])) == 2
+    (own,) = expand([f"data={kind}", "data.label=a"])
+    assert own.data.label == "a"
+
+
+def test_columns_of_clients_may_be_swept():
+    assert [e.data.client for e in expand(["data=table", "data.file=x.csv", "data.client=site,ward"])] == [
+        "site",
+        "ward",
+    ]
 
 
 def test_settings_tell_a_sweep_apart():

@@ -343,6 +343,12 @@ def test_of_two_candidates_the_user_names_one():
         (Plain(classes=7), (6,), None, "its head 'last' has 7 outputs but the data has 4 classes; build it with 4"),
         (Plain("none"), (6,), None, r"must return logits \[batch, 4\].* returns a str without them"),
         (Noisy(), (6,), None, r"model Noisy answers the same .* only while it trains \(self.training\)"),
+        (
+            nn.Linear(6, CLASSES),
+            (3, 6),
+            None,
+            r"its head '0' gives \(2, 3, 4\) for a batch of 2, an answer at every place, and must give \[batch, 4\]",
+        ),
         (Plain("softmax"), (6,), None, "not what 'last' makes .* without a softmax"),
         (Plain("long"), (6,), None, r"must return logits \[batch, 4\].* it returns \(2, 3, 4\)"),
         (

@@ -165,6 +165,9 @@ class Dated:
     def rename_axis(self, name):
         return Dated(self.cells, self.days, name)
 
+    def reset_index(self, level):
+        return Dated({self.name: self.days, **self.cells}, np.arange(len(self.days)))
+
     def get_level_values(self, name):
         return SimpleNamespace(to_numpy=lambda: self.days)
 
@@ -176,16 +179,25 @@ def test_an_index_of_dates_is_the_time_of_windows(real, name):
     cells = {"x": np.arange(40.0) % 7, "act": ["sit"] * 20 + ["walk"] * 20}
 
     def made(days):
+        if not real and len(days) < 40:
+            return Dated({"x": cells["x"][: len(days)]}, days, name)
         if not real:
             return Dated(cells, days, name)
         pandas = pytest.importorskip("pandas")
-        return pandas.DataFrame(cells, index=pandas.DatetimeIndex(days, name=name))
+        frame = pandas.DataFrame({n: v[: len(days)] for n, v in cells.items()}, index=days)
+        return frame.rename_axis(name)
 
     found = Windows.of(made(days), label="act", window=4)
     assert found.time == (name or "time")
     assert f"'{found.time}' leaves more than ten steps out 1 time: windows go on" in " ".join(found.load().notes)
     with pytest.raises(ValueError, match=f"'{found.time}' goes backwards in row 2; sort the rows by time"):
         Windows.of(made(days[::-1]), label="act", window=4).load()
+    raw = found.raw(found.world(), None)
+    assert raw.of(made(days[:8]), "here").shape == (2, 1, 4)
+    with pytest.raises(ValueError, match=f"here: '{found.time}' goes backwards in row 2"):
+        raw.of(made(days[7::-1]), "here")
+    lasting = Windows.of(made(days - days[0]), label="act", window=4)
+    assert lasting.time == found.time and lasting.load().notes == found.load().notes
     cells["time"] = np.arange(40)
     assert Windows.of(made(days), label="act", window=4, time="time").time == "time"
     assert Windows.of(made(days), label="act", window=4).time == (name or "")  # a column of that name is another thing
@@ -455,6 +467,12 @@ def test_a_run_in_memory_says_to_pass_the_data_again():
     [
         (np.zeros((4, 2)), [0, 1, 0], {}, r"y has shape \(3,\) and x 4 rows"),
         (np.zeros((4, 2)), [0, 0, 0, 0], {}, "'y' has one class, '0'; give a column with two or more"),
+        (
+            {"input_ids": np.zeros((4, 2))},
+            [0, 1, 0, 1],
+            {},
+            r"data.of: x is a dict; of columns .* give x\['input_ids'\] wi",
+        ),
         (np.zeros((4, 2)), None, {}, "data.of: y is None; it must hold the class of every row"),
         (np.zeros((4, 2)), np.ones((4, 4)), {}, "several labels per row are not"),
         (np.zeros((4, 2)), np.eye(4), {}, r"give y.argmax\(1\), as every row has a single 1"),

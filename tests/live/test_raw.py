@@ -161,6 +161,10 @@ def test_a_live_model_takes_rows_and_keeps_how_to_read_them(fit, tmp_path):
     again = ac.load_live(tmp_path / "live")
     assert again.raw == live.raw and torch.equal(again.predict(table), live.predict(x))
     assert torch.equal(ac.join(fit, table, ac.adapters.NoAdapt()).predict(table), live.predict(x))
+    named = np.array(
+        [(30.0, "yes", "1", 70.0)] * 3, [("age", "f4"), ("smokes", "U3"), ("code", "U1"), ("weight", "f4")]
+    )
+    assert torch.equal(live.predict(named), live.predict({n: named[n] for n in named.dtype.names}))
     with pytest.raises(ValueError, match="live: x is a list, expected a data frame or a dict of columns"):
         live([[1.0, 2.0]])
 

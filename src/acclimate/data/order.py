@@ -49,6 +49,16 @@ def times(column: ValueColumn) -> np.ndarray | None:
     return values
 
 
+def dated(frame: Any, name: str = "") -> tuple[Any, str]:
+    """A frame whose index of dates or durations is called `name` where it has no name itself, and what it is called;
+    empty where the index is another, or a column is called so."""
+    index: Any = getattr(frame, "index", None)
+    if getattr(getattr(index, "dtype", None), "kind", "") not in ("M", "m"):
+        return frame, ""
+    called = index.name if isinstance(index.name, str) else name or "time"
+    return (frame, "") if called in frame.columns else (frame.rename_axis(called), called)
+
+
 def check_time(
     column: ValueColumn, users: np.ndarray | None, names: tuple[str, ...], where: str, remedy: str = SORT
 ) -> None:

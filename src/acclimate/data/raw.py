@@ -110,6 +110,7 @@ class RawWindows:
     def of(self, table: Any, where: str) -> np.ndarray:
         """Inputs [N, sensors, window] of a data frame, or of a dict of columns; other columns are left alone."""
         names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
+        table = order.dated(table, self.time)[0] if self.time and self.time not in names else table
         index = [n for n in getattr(getattr(table, "index", None), "names", None) or () if n and n not in names]
         if held := [n for n in index if n in (self.client, self.time)]:  # pandas keeps what tells rows apart there
             return self.of(table.reset_index(level=held), where)

@@ -56,8 +56,6 @@ class TableRows(Measured):
     """Columns in memory in place of a file; `of` puts a data frame here."""
 
     needs: ClassVar[str] = "CSV or Parquet file with a column of labels"
-    single: ClassVar[tuple[str, ...]] = ROLES
-    """Fields that name one column, so that several names for one are no sweep."""
 
     @classmethod
     def of(cls, frame: Any, **settings: Any) -> Any:

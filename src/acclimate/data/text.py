@@ -79,8 +79,6 @@ class Text(CountedClients, OwnFiles):
     """What to do with a line that has no text."""
 
     parts: ClassVar[tuple[str, ...]] = ("all",)
-    single: ClassVar[tuple[str, ...]] = ("text", "label", "client")
-    """Fields that name one column, so that several names for one are no sweep."""
     needs: ClassVar[str] = "CSV file of texts and labels, or file of lines with a label in front"
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from .columns import MOST, ValueColumn, carried
 from .dataset import Inputs
 from .fitting import in_order, refuse_split
 from .group_partitions import ByClient, NaturalUsers
-from .order import grouped, times
+from .order import dated, grouped, times
 from .partition import Partition
 from .raw import Raw, RawWindows
 from .tables import TableRows
@@ -44,13 +44,11 @@ class Windows(TableRows):
     def of(cls, frame: Any, **settings: Any) -> Any:
         """Windows of a data frame (pandas, polars) or a dict of columns: `Windows.of(frame, label="activity")`.
 
-        Label, client, domain and time may be in the frame's index. An index of dates is the time where none is named.
+        Label, client, domain and time may be in the frame's index. An index of dates or durations is the time where
+        none is named.
         """
-        index: Any = getattr(frame, "index", None)
-        if not settings.get("time") and getattr(getattr(index, "dtype", None), "kind", "") == "M":
-            name = index.name if isinstance(index.name, str) else "time"
-            if name not in frame.columns:
-                frame, settings = frame.rename_axis(name), {**settings, "time": name}
+        if not settings.get("time"):
+            frame, settings["time"] = dated(frame)
         return super().of(frame, **settings)
 
     def __post_init__(self) -> None:

@@ -103,14 +103,15 @@ def _fields(record: Any) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(record) if dataclasses.is_dataclass(record) else ()
 
 
-def unswept(record: Any, name: str, key: str, values: list[Any]) -> list[Any]:
-    """The values of a setting; refuses several for a field that names one column, which runs for each would hide."""
-    if len(values) < 2 or name not in getattr(record, "single", ()):
+def unswept(name: str, key: str, values: list[Any]) -> list[Any]:
+    """The values of a setting; refuses several columns of labels, which may be meant as several labels per row and
+    whose runs cannot be compared."""
+    if name != "label" or len(values) < 2:
         return values
-    classes = "; one class per row is supported, several labels per row are not" if name == "label" else ""
     raise ConfigError(
-        f"{key}: {','.join(map(str, values))!r} names {len(values)} columns, and {name} takes one{classes}: name one, "
-        "run the command again for another, and rename a column that has a comma in its name"
+        f"{key}: {','.join(map(str, values))!r} names {len(values)} columns; one class per row is supported, several "
+        "labels per row are not: name one column, and run the command again for another. Rename a column that has a "
+        "comma in its name"
     )
 
 

@@ -27,6 +27,8 @@ def read(x: Samples, raw: Raw | None, who: str, told: set[str]) -> Tensor | np.n
 
     A column that has words which no training row had is warned of once: `told` are those of which it was said.
     """
+    if isinstance(x, np.ndarray) and x.dtype.names and raw is not None:
+        x = {name: x[name] for name in x.dtype.names}
     if isinstance(x, Tensor | np.ndarray) or raw is None:
         given: Tensor | np.ndarray = x  # what it is, `taken` says
         return given

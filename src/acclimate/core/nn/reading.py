@@ -165,11 +165,7 @@ def _head(module: nn.Module, given: str | None, trial: _Trial, classes: int) -> 
         return fitting[0]
     wide = [p for p, t in places.items() if t.shape == (2, classes)]
     if not wide and straight:
-        name = straight[-1][0]
-        raise ModelError(
-            f"model {label}: its head '{name}' has {trial.linear[name][1].shape[-1]} outputs but the data has "
-            f"{classes} classes; build it with {classes} (num_classes, or num_labels in transformers)"
-        )
+        raise ModelError(_unfit(label, straight[-1][0], trial.linear[straight[-1][0]][1], classes))
     if not wide:
         gives = ", ".join(str(tuple(t.shape)) for t in places.values()) or _without(trial.out, classes)
         raise ModelError(
@@ -188,6 +184,20 @@ def _head(module: nn.Module, given: str | None, trial: _Trial, classes: int) -> 
             f"{', '.join(map(repr, names))}; say which by ac.wrap(module, head='{names[-1]}')"
         )
     return names[0], wide[0]
+
+
+def _unfit(label: str, name: str, logits: Tensor, classes: int) -> str:
+    """Why a head whose outputs are the module's is none for these classes."""
+    if logits.dim() > 2:
+        return (
+            f"model {label}: its head '{name}' gives {tuple(logits.shape)} for a batch of 2, an answer at every place, "
+            f"and must give [batch, {classes}], one for each sample; take the kind of model that classifies whole "
+            "samples (in transformers ...ForSequenceClassification), or the mean over places before the head"
+        )
+    return (
+        f"model {label}: its head '{name}' has {logits.shape[-1]} outputs but the data has {classes} classes; build it "
+        f"with {classes} (num_classes, or num_labels in transformers)"
+    )
 
 
 def _without(out: Any, classes: int) -> str:
