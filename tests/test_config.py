@@ -194,6 +194,23 @@ def test_lists_of_records_and_their_entries():
     assert labels.distinct([Tent(), Tent(steps=3)]) == ["tent", "tent(steps=3)"]
 
 
+@pytest.mark.parametrize("kind", ["table", "windows", "text", "huggingface"])
+def test_several_columns_of_labels_are_no_sweep(kind):
+    said = "data.label: 'a,b' names 2 columns; one class per row is supported, several labels per row are not: name one"
+    for several in ("a,b", ["a", "b"]):
+        with pytest.raises(ConfigError, match=said):
+            expand([("data", kind), ("data.label", several)])
+    (own,) = expand([f"data={kind}", "data.label=a"])
+    assert own.data.label == "a"
+
+
+def test_columns_of_clients_may_be_swept():
+    assert [e.data.client for e in expand(["data=table", "data.file=x.csv", "data.client=site,ward"])] == [
+        "site",
+        "ward",
+    ]
+
+
 def test_settings_tell_a_sweep_apart():
     a, b = expand(["method=fedprox", "method.mu=0.01,0.5", "rounds=3", "seed=4"])
     assert (a.settings(), b.settings()) == (["rounds=3", "method.mu=0.01"], ["rounds=3", "method.mu=0.5"])

@@ -175,3 +175,18 @@ def test_odpfl_trains_to_the_end_on_cifar10():
         f"to {even:.1f} % on `original` at Dirichlet(1.0), and to {skewed:.1f} % at 0.1, where FedAvg has {plain:.1f} ("
     )
     assert said in " ".join(PAGE.split())
+
+
+def test_epochs_of_fine_tuning_are_told_as_they_are_stored():
+    page = " ".join((ROOT / "docs" / "methods.md").read_text().split())
+    parts = json.loads((ROOT / "results" / "methods" / "finetune.json").read_text())
+    assert list(parts) == ["1 epoch", "5 epochs", "10 epochs"]
+    for method in ("fedbabu", "fedavg"):
+        (said,) = re.findall(rf"`{method}\+finetune` ([\d., and]+) %[^0-9]*([\d., and]+) %", page)
+        for stream, numbers in zip(("original", "out-of-client"), said, strict=True):
+            stored = [
+                next(r for r in p["rows"] if (r["method"], r["stream"]) == (f"{method}+finetune", stream))
+                for p in parts.values()
+            ]
+            told = list(map(float, re.findall(r"\d+\.\d", numbers)))
+            assert told == pytest.approx([r["accuracy"] for r in stored], abs=0.051)

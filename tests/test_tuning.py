@@ -67,7 +67,8 @@ def test_a_file_of_the_best_settings_names_columns_as_they_were_named(tmp_path, 
     (tmp_path / "best.toml").write_text(to_toml([*fixed, ("method.mu", "1e-2"), ("method.opt.lr", "0.10")], "best"))
     (read,) = expand(merged(tmp_path / "best.toml", []))
     assert read.data.label == column and (read.rounds, read.method.mu, read.method.opt.lr) == (5, 0.01, 0.1)
-    space = parse([*fixed, ("data.client", f"a,{column}"), "method.mu=0.1,0.10"])
+    other = [(key, "y" if key == "data.label" else value) for key, value in fixed]
+    space = parse([*other, ("data.client", f"a,{column}"), "method.mu=0.1,0.10"])
     assert [space.experiment(p).data.client for p in space.points()] == ["a", column]
 
 

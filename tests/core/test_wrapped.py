@@ -235,6 +235,51 @@ class TwoParts(Plain):
         return super().forward(x + more)
 
 
+class ByName(Plain):
+    """Takes two arguments by keyword alone."""
+
+    def forward(self, *, a, b):
+        return super().forward(a + b)
+
+
+class ByOneName(Plain):
+    """Takes its input by keyword alone."""
+
+    def forward(self, *, x):
+        return super().forward(x)
+
+
+class ByAnyName(Plain):
+    """Takes its input by any keyword."""
+
+    def forward(self, **named):
+        return super().forward(named["x"])
+
+
+class ByPlace(Plain):
+    """Takes two arguments by position alone."""
+
+    def forward(self, a, b, /):
+        return super().forward(a + b)
+
+
+class MaskedTwice(nn.Module):
+    """Needs a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(VOCABULARY, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, ids, mask):
+        return self.last((self.table(ids) * mask[..., None]).mean(1))
+
+
+def test_parts_that_are_taken_by_keyword_alone_can_be_named():
+    net, x = ByName(), torch.randn(4, 2, 6)
+    t = Task(wrap(net, inputs=("a", "b")), (2, 6), CLASSES)
+    torch.testing.assert_close(t.apply(t.init(rng.key(0)), x).logits, net(a=x[:, 0], b=x[:, 1]))
+
+
 class Noisy(Plain):
     """Draws noise in eval mode, too."""
 
@@ -298,6 +343,12 @@ def test_of_two_candidates_the_user_names_one():
         (Plain(classes=7), (6,), None, "its head 'last' has 7 outputs but the data has 4 classes; build it with 4"),
         (Plain("none"), (6,), None, r"must return logits \[batch, 4\].* returns a str without them"),
         (Noisy(), (6,), None, r"model Noisy answers the same .* only while it trains \(self.training\)"),
+        (
+            nn.Linear(6, CLASSES),
+            (3, 6),
+            None,
+            r"its head '0' gives \(2, 3, 4\) for a batch of 2, an answer at every place, and must give \[batch, 4\]",
+        ),
         (Plain("softmax"), (6,), None, "not what 'last' makes .* without a softmax"),
         (Plain("long"), (6,), None, r"must return logits \[batch, 4\].* it returns \(2, 3, 4\)"),
         (
@@ -310,8 +361,28 @@ def test_of_two_candidates_the_user_names_one():
             TwoParts(),
             (6,),
             None,
-            r"missing 1 required .*: 'more'; what it takes besides .* ac.wrap\(module, inputs=\.\.\.",
+            r"missing 1 required .*: 'more'; its forward takes 'x', 'more': where inputs are these parts, stacked, name"
+            r" them by ac.wrap\(module, inputs=\('x', 'more'\)\), or give all but the first a default$",
         ),
+        (
+            ByName(),
+            (6,),
+            None,
+            r"its forward takes 'a', 'b' by keyword alone: let it take its input by position, or where inputs are these"
+            r" parts, stacked, name them by ac.wrap\(module, inputs=\('a', 'b'\)\)$",
+        ),
+        (ByOneName(), (6,), None, "its forward takes 'x' by keyword alone: let it take its input by position$"),
+        (wrap(ByOneName(), inputs=("x",)), (6,), None, "names the only part of an input; leave inputs out, and let"),
+        (ByAnyName(), (6,), None, "its forward takes no input by position: let it take its input by position$"),
+        (
+            wrap(ByName(), inputs=("a", "c")),
+            (2, 6),
+            None,
+            r"forward takes 'a', 'b': name these in inputs=\('a', 'c'\)$",
+        ),
+        (wrap(ByPlace(), inputs=("a", "b")), (2, 6), None, "takes 'a', 'b' by position alone: leave out the / behind$"),
+        (wrap(Masked("keep"), inputs=TokenIds(mask="m")), (LENGTH,), 9, "name these in inputs=TokenIds.*mask='m'"),
+        (MaskedTwice(), (LENGTH,), 9, r"stacked, .*, a mask alone by inputs=ac.TokenIds\(mask='mask'\), or give"),
         (Plain(), (6,), 9, "model Plain has no embedding, and x holds whole numbers.*x.float()"),
         (Encoder(), (LENGTH,), VOCABULARY + 3, r"its embedding 'table' has 20 rows, and the data asks for row 22;"),
         (wrap(Plain(), inputs=TokenIds()), (6,), None, r"is for token ids .* the data has numbers of shape \(6,\)"),

@@ -33,6 +33,21 @@ def test_folders_that_systems_leave_behind_are_no_domains_and_no_classes():
     assert (found.domains, found.classes, len(found.y)) == (("north", "south"), ("cat", "dog"), 12)
 
 
+def test_one_class_is_refused_whatever_holds_it():
+    photos(classes=("cat",))
+    said = "ImageFolder: all 6 examples are of one class, 'cat'; .* if the outer folders are the classes, set data.leve"
+    with pytest.raises(ValueError, match=said):
+        ImageFolder(path="photos").load()
+    photos(sites=("",), classes=("cat",), path="one")
+    with pytest.raises(ValueError, match="all 3 examples are of one class, 'cat'; a model learns to tell at least two"):
+        ImageFolder(path="one", levels="class").load()
+    np.savez("one.npz", x=np.zeros((40, 8, 8), np.uint8), y=np.full(40, "cat"))
+    with pytest.raises(
+        ValueError, match=r"Arrays: all 40 examples are of one class, 'cat'; .* tell at least two apart$"
+    ):
+        Arrays(file="one.npz").load()
+
+
 def test_classes_or_parts_in_place_of_domains_are_refused_with_the_level():
     photos(sites=("",), path="classes")
     with pytest.raises(ValueError, match=r"cat: holds images in place of folders of classes; .*set data.levels=class$"):

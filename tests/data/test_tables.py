@@ -144,6 +144,76 @@ def test_an_index_of_a_real_data_frame_names_clients():
     assert torch.equal(held.load().users, Table.of(frame, label="kind", client="site").load().users)
 
 
+def test_an_array_with_named_fields_is_a_table():
+    rows = np.array([(1.5, "x"), (2.5, "y")] * 20, [("age", "f4"), ("kind", "U3")])
+    wanted = Table.of({"age": rows["age"], "kind": rows["kind"]}, label="kind").load()
+    for given in (rows, rows.view(np.recarray)):
+        found = Table.of(given, label="kind").load()
+        assert torch.equal(found.x, wanted.x) and found.classes == ("x", "y")
+
+
+class Dated:
+    """What is used of a pandas data frame whose index are dates without a name."""
+
+    def __init__(self, columns, days, name=None):
+        self.cells, self.columns, self.index, self.days = columns, list(columns), self, days
+        self.name, self.names, self.dtype = name, [name], days.dtype
+
+    def __getitem__(self, name):
+        return self.cells[name]
+
+    def rename_axis(self, name):
+        return Dated(self.cells, self.days, name)
+
+    def reset_index(self, level):
+        return Dated({self.name: self.days, **self.cells}, np.arange(len(self.days)))
+
+    def get_level_values(self, name):
+        return SimpleNamespace(to_numpy=lambda: self.days)
+
+
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("name", [None, "when"])
+def test_an_index_of_dates_is_the_time_of_windows(real, name):
+    days = np.datetime64("2024-01-01", "s") + np.r_[0:20, 100:120]
+    cells = {"x": np.arange(40.0) % 7, "act": ["sit"] * 20 + ["walk"] * 20}
+
+    def made(days):
+        if not real and len(days) < 40:
+            return Dated({"x": cells["x"][: len(days)]}, days, name)
+        if not real:
+            return Dated(cells, days, name)
+        pandas = pytest.importorskip("pandas")
+        frame = pandas.DataFrame({n: v[: len(days)] for n, v in cells.items()}, index=days)
+        return frame.rename_axis(name)
+
+    found = Windows.of(made(days), label="act", window=4)
+    assert found.time == (name or "time")
+    assert f"'{found.time}' leaves more than ten steps out 1 time: windows go on" in " ".join(found.load().notes)
+    with pytest.raises(ValueError, match=f"'{found.time}' goes backwards in row 2; sort the rows by time"):
+        Windows.of(made(days[::-1]), label="act", window=4).load()
+    raw = found.raw(found.world(), None)
+    assert raw.of(made(days[:8]), "here").shape == (2, 1, 4)
+    with pytest.raises(ValueError, match=f"here: '{found.time}' goes backwards in row 2"):
+        raw.of(made(days[7::-1]), "here")
+    lasting = Windows.of(made(days - days[0]), label="act", window=4)
+    assert lasting.time == found.time and lasting.load().notes == found.load().notes
+    cells["time"] = np.arange(40)
+    assert Windows.of(made(days), label="act", window=4, time="time").time == "time"
+    assert Windows.of(made(days), label="act", window=4).time == (name or "")  # a column of that name is another thing
+
+
+def test_parquet_files_with_a_column_twice_or_without_rows_are_refused():
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    values = [arrow.array([1.0, 2.0]), arrow.array([1.0, 2.0]), arrow.array(["x", "y"])]
+    parquet.write_table(arrow.table(values, names=["a", "a", "kind"]), "t.parquet")
+    with pytest.raises(ValueError, match="t.parquet: has the column 'a' twice; rename one of them"):
+        Table(file="t.parquet", label="kind").load()
+    parquet.write_table(arrow.table([v[:0] for v in values[1:]], names=["a", "kind"]), "t.parquet")
+    with pytest.raises(ValueError, match="t.parquet: has no rows; it must have at least one"):
+        Table(file="t.parquet", label="kind").load()
+
+
 def test_parquet_and_data_frames():
     pandas, arrow, parquet = map(pytest.importorskip, ("pandas", "pyarrow", "pyarrow.parquet"))
     people(gone=(3, 4))
@@ -158,6 +228,7 @@ def test_columns_of_a_parquet_file_are_its_values_and_marks_are_words(monkeypatc
     held = {"who": np.array(["007", "7"], object), "age": np.array([1.5, 2.5])}
     stands_in = SimpleNamespace(
         metadata=SimpleNamespace(num_rows=2),
+        schema_arrow=SimpleNamespace(names=["who", "age"]),
         read=lambda columns: SimpleNamespace(column=lambda n: SimpleNamespace(to_numpy=lambda: held[n])),
     )
     monkeypatch.setattr(columns, "_parquet", lambda path: stands_in)
@@ -396,6 +467,13 @@ def test_a_run_in_memory_says_to_pass_the_data_again():
     [
         (np.zeros((4, 2)), [0, 1, 0], {}, r"y has shape \(3,\) and x 4 rows"),
         (np.zeros((4, 2)), [0, 0, 0, 0], {}, "'y' has one class, '0'; give a column with two or more"),
+        (
+            {"input_ids": np.zeros((4, 2))},
+            [0, 1, 0, 1],
+            {},
+            r"data.of: x is a dict; of columns .* give x\['input_ids'\] wi",
+        ),
+        (np.zeros((4, 2)), None, {}, "data.of: y is None; it must hold the class of every row"),
         (np.zeros((4, 2)), np.ones((4, 4)), {}, "several labels per row are not"),
         (np.zeros((4, 2)), np.eye(4), {}, r"give y.argmax\(1\), as every row has a single 1"),
         (np.zeros((60, 2)), np.linspace(0, 1, 60), {}, "60 different values in 60 rows, as a regression target has"),
@@ -605,3 +683,20 @@ def test_columns_in_the_wrong_place_are_answered_with_the_right_one():
             ValueError, match=rf"data is a {kind}, .*Table.of\(frame, label=...\), arrays as ac.data.of"
         ):
             ac.Experiment(data=given)
+
+
+@pytest.mark.parametrize("kind", [Table, Windows])
+@pytest.mark.parametrize("pair", [("label", "client"), ("label", "domain"), ("label", "time"), ("client", "time")])
+def test_one_column_cannot_be_two_things(kind, pair):
+    one, other = pair
+    said = f"{kind.__name__}: {one}='a' and {other}='a' are the same column; name another for {other}, or leave it out"
+    with pytest.raises(ValueError, match=said):
+        kind(**{"file": "t.csv", "label": "b", one: "a", other: "a"})
+    assert kind(file="t.csv", label="b", client="a", domain="a").domain == "a"  # sites may be held out
+
+
+@pytest.mark.parametrize("name", ["Kind", "KIND", "knid"])
+def test_a_column_is_found_whatever_its_capitals(name):
+    people()
+    with pytest.raises(ValueError, match=r"has no column '\w+' \(data.label\); did you mean 'kind'\?"):
+        table(label=name).load()

@@ -99,6 +99,10 @@ def test_a_large_file_is_read_within_bounds(monkeypatch, caplog):
     assert "has more than 40 examples; the rest is left out (data.most)" in caplog.text
 
 
+def test_rows_of_blank_cells_are_skipped_as_in_tables():
+    assert len(reviews("body,stars\na,1\n\n  \n , \nb,2\nc;d,C;C\n,\n").load().y) == 3
+
+
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 BAD = {
@@ -107,7 +111,15 @@ BAD = {
         {"text": "boy"},
         r"text='boy' is no column of reviews.csv, which has id, body, .*data.text=",
     ),
-    "missing label": (CSV, {"label": "star"}, r"label='star' is no column of reviews.csv.*set data.label="),
+    "twice": ("body,body,stars\na,b,1\n", {}, r"reviews.csv: has the column 'body' twice; rename one of them"),
+    "several labels": ("body,stars\na,x\nb,y\nc,x;y\n", {}, r"has 'x;y', several labels of one text; one class per te"),
+    "bar of labels": ("body,stars\na,x\nb,y\nc,z | y\n", {}, r"label='stars' has 'z \| y', several labels of one te"),
+    "fastText": ("__label__a hm\n__label__b __label__a x\n", {"form": "lines"}, "line 2 has several labels; one class"),
+    "a folder of tokens": (CSV, {"tokenizer": "."}, "tokenizer='.' is a folder; name the file tokenizer.json in it"),
+    "near": (CSV, {"text": "Bodi"}, r"which has id, body, .*; did you mean 'body'\? Set data.text="),
+    "text and label": (CSV, {"text": "stars"}, r"Text: text='stars' and label='stars' are the same column; name ano"),
+    "label and client": (CSV, {"client": "stars"}, r"label='stars' and client='stars' are the same.*or leave it out"),
+    "missing label": (CSV, {"label": "star"}, r"label='star' is no column of reviews.csv.*Set data.label="),
     "missing client": (CSV, {"client": "town"}, r"client='town' is no column of reviews.csv.*set data.client="),
     "one class": ("body,stars\na,1\nb,1\n", {}, r"label='stars' has one class, '1', in all 2 rows.*data.label="),
     "numbers": (
@@ -150,6 +162,15 @@ def test_settings_are_checked():
 
 
 # --- tokenizers ----------------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_without_a_token_for_unknown_words_is_named(here):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "a": 1}, unk_token="[UNK]"))
+    found = Tokenizing.of(made.to_str(), "t.json")
+    assert found.encode(["a"], 2).tolist() == [[1, 0]]
+    with pytest.raises(ValueError, match=r"data.tokenizer: cannot encode these texts \(.*\); give it a token for unkn"):
+        found.encode(["b"], 2)
 
 
 @pytest.mark.parametrize(("shift", "size"), [(0, 10), (1, 11)])

@@ -161,6 +161,10 @@ def test_a_live_model_takes_rows_and_keeps_how_to_read_them(fit, tmp_path):
     again = ac.load_live(tmp_path / "live")
     assert again.raw == live.raw and torch.equal(again.predict(table), live.predict(x))
     assert torch.equal(ac.join(fit, table, ac.adapters.NoAdapt()).predict(table), live.predict(x))
+    named = np.array(
+        [(30.0, "yes", "1", 70.0)] * 3, [("age", "f4"), ("smokes", "U3"), ("code", "U1"), ("weight", "f4")]
+    )
+    assert torch.equal(live.predict(named), live.predict({n: named[n] for n in named.dtype.names}))
     with pytest.raises(ValueError, match="live: x is a list, expected a data frame or a dict of columns"):
         live([[1.0, 2.0]])
 
@@ -189,6 +193,21 @@ def test_new_rows_with_new_words_are_answered_and_said(fit, tmp_path, command):
     assert (
         "'smokes' has pipe (3 rows), which no training row had and counts as unknown; known are no, yes" in done.output
     )
+
+
+def test_a_live_model_says_once_what_words_of_a_frame_are_new(fit, caplog):
+    live = fit.deploy(0, ac.adapters.NoAdapt())
+    table = {"age": [30, 31, 32], "smokes": ["pipe", "yes", "pipe"], "code": ["1", "x", "x"], "weight": [70, 71, 72]}
+    live({**table, "smokes": ["yes", "no", None]})
+    assert not caplog.records
+    live(table)
+    assert live.predict(table).shape == (3, 2) and live.predict({**table, "smokes": ["a", "b", "c"]}).shape == (3, 2)
+    (said,) = caplog.messages
+    assert (
+        said == "live: 'smokes' has pipe (2 rows), which no training row had and counts as unknown; known are no, yes"
+    )
+    live({**table, "code": ["3", "x" * 99, "\n"]})
+    assert len(caplog.messages) == 2 and f"'code' has 3, '{'x' * 40}' (2 rows)" in caplog.messages[1]
 
 
 def test_predict_reads_a_table(fit, visits, tmp_path):
@@ -281,6 +300,19 @@ def asked(fit: ac.Fit, folder: Path, *bodies: dict | tuple[bytes, int]) -> list[
             return [*replies, await http.get(base)]
 
     return asyncio.run(go())
+
+
+def test_a_reply_says_what_words_are_new_and_the_log_does_not(fit, tmp_path, caplog):
+    known = [tensor("age", "FP64", [31.5]), tensor("weight", "INT64", [60]), tensor("code", "BYTES", ["x"])]
+    caplog.set_level("DEBUG")
+    old, new, _ = asked(
+        fit, tmp_path, *({"inputs": [*known, tensor("smokes", "BYTES", [word])]} for word in ("no", "pipe"))
+    )
+    assert old.status_code == new.status_code == 200 and "unknown" not in old.json()["parameters"]
+    said = "'smokes' has pipe (1 row), which no training row had and counts as unknown; known are no, yes"
+    assert new.json()["parameters"]["unknown"] == said
+    assert "pipe" not in caplog.text
+    assert not any(b"pipe" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
 
 
 def tensor(name: str, datatype: str, values: list, **more) -> dict:

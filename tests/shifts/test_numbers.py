@@ -235,6 +235,9 @@ def test_quantile_keeps_the_highest_of_a_column():
     assert ac.shifts.Quantile().build(ac.data.Cells().world(), KEY).card["column"] == "mean-radius"
     with pytest.raises(ValueError, match="Quantile: column='size' must be one of 0, 1, 2, 3"):
         ac.shifts.Quantile(column="size").build(world, KEY)
+    words = ac.data.Table.of({"age": range(60), "colour": ["red", "blue", "green"] * 20, "y": [0, 1] * 30}, label="y")
+    with pytest.raises(ValueError, match="must be one of age, colour, or an input's number, 0 to 3"):
+        ac.shifts.Quantile(column="size").build(words.world(), KEY)
     with pytest.raises(ValueError, match="have no columns"):
         ac.shifts.Quantile().build(ac.data.Digits(clients=2, fraction=0.1).world(), KEY)
 

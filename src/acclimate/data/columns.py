@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ops import opening
+from ..ops.layout import near, some
 from . import delimited
 from .delimited import MISSING, STROKES, number
 from .formats import AGAIN, lazy
@@ -88,6 +88,10 @@ def cells(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
     if path.suffix.lower() in _PARQUET:
         file = _parquet(path)
         _bounded(path, file.metadata.num_rows, len(wanted))
+        if twice := next((n for n in wanted if file.schema_arrow.names.count(n) > 1), None):
+            raise ValueError(f"{path}: has the column {twice!r} twice; rename one of them")
+        if not file.metadata.num_rows:
+            raise ValueError(f"{path}: has no rows; it must have at least one")
         table = file.read(columns=list(wanted))
         return {n: table.column(n).to_numpy() for n in wanted}
     places = [names_in(path).index(n) for n in wanted]
@@ -217,11 +221,10 @@ def need(names: Iterable[str], wanted: Mapping[str, Sequence[str]], where: str) 
     for field, columns in wanted.items():
         for column in columns:
             if column not in there:
-                near = difflib.get_close_matches(column, there, n=3, cutoff=0.5)
-                hint = f"did you mean {' or '.join(map(repr, near))}? Its" if near else "its"
-                some = ", ".join(there[:12]) + (f" and {len(there) - 12} more" if len(there) > 12 else "")
+                close = near(column, there)
+                hint = f"did you mean {' or '.join(map(repr, close))}? Its" if close else "its"
                 raise ValueError(
-                    f"{where}: has no column {column!r} (data.{field}); {hint} columns are {some}{_doubt(there)}"
+                    f"{where}: has no column {column!r} (data.{field}); {hint} columns are {some(there)}{_doubt(there)}"
                 )
 
 

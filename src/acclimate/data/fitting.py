@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core import check
-from ..ops.layout import counted
+from ..ops.layout import counted, some
 from . import dates, remarks
 from .dataset import CountedClients, Dataset
 from .group_partitions import ByClient, NaturalUsers
@@ -148,12 +148,12 @@ def _filled(world: World, missing: Missing) -> World:
     unknown = sorted({(f.column, f.word) for i, f in enumerate(features) if f.kind == "word" and i not in kept})
     if marks:
         notes.append(
-            f"{counted(len(marks), 'column has', 'columns have')} missing values ({_some(list(marks))}): filled with "
+            f"{counted(len(marks), 'column has', 'columns have')} missing values ({some(list(marks), 4)}): filled with "
             f"the {'mean' if missing == 'mean' else 'median'} of the training rows, "
             f"{'not marked' if unmarked else 'marked where training rows lack some'} (data.missing)"
         )
     if unknown:
-        words = _some([f"{column}={word}" for column, word in unknown])
+        words = some([f"{column}={word}" for column, word in unknown], 4)
         notes.append(f"words that no training row has count as unknown, all zeros: {words}")
     filled = [f._replace(fill=fills.get(i, 0.0), word=since.get(i, f.word)) for i, f in enumerate(features)]
     notes += _about([filled[i] for i in kept], x[train][:, kept], world.examples.y[train])
@@ -171,10 +171,10 @@ def _about(features: Sequence[Feature], rows: Tensor, y: Tensor) -> list[str]:
     same = (rows == rows[:1]).all(0).tolist()
     varied = {f.column for f, flat in zip(features, same, strict=True) if not flat}
     if flat := [c for c in dict.fromkeys(f.column for f in features) if c not in varied]:
-        notes.append(f"the same in all training rows, which tells nothing: {_some(flat)} (data.drop)")
+        notes.append(f"the same in all training rows, which tells nothing: {some(flat, 4)} (data.drop)")
     if telling := [c for c in varied if _tells(c, features, rows, y)]:
         notes.append(
-            f"the class of every training row follows from {_some(sorted(telling))}; leave it out if it is known "
+            f"the class of every training row follows from {some(sorted(telling), 4)}; leave it out if it is known "
             "only once the class is (data.drop)"
         )
     return notes
@@ -208,7 +208,3 @@ def refuse_split(record: Dataset) -> None:
             f"{name}: split={record.split!r} cannot be cut in the order of time; give three shares, 0.6,0.2,0.2",
             "split",
         )
-
-
-def _some(names: Sequence[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,14 @@ def of(
     fields of the record: clients, partition, split, scale, missing, seed and so on. Arrays are copied: what is done to
     them later changes no data set.
     """
+    if isinstance(x, Mapping):
+        raise ValueError(
+            f"data.of: x is a {type(x).__name__}; of columns make a data.Table.of(x, label=...), and of a tokenizer's "
+            "output give x['input_ids'] with tokens=True"
+        )
     inputs, features = _inputs(as_array(x, "x")) if not tokens else (_ids(as_array(x, "x")), ())
+    if y is None:
+        raise ValueError("data.of: y is None; it must hold the class of every row, as a number or a name")
     marks = {k: as_array(v, k) for k, v in (("y", y), ("client", client), ("domain", domain)) if v is not None}
     for name, values in marks.items():
         if values.ndim != 1 or len(values) != len(inputs):

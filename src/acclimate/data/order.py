@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import numpy as np
 
+from ..core import check
 from . import dates
 from .columns import ValueColumn
 
 SORT = "sort the rows by time (data.time), or name the column that tells series apart (data.client)"
+
+
+def check_roles(record: Any, *pairs: tuple[str, str]) -> None:
+    """Refuse fields of a record that name one column, which cannot say both."""
+    for one, other in pairs:
+        if (column := getattr(record, one)) and column == getattr(record, other):
+            raise check.FieldError(
+                f"{type(record).__name__}: {one}={column!r} and {other}={column!r} are the same column; name another "
+                f"for {other}" + (", or leave it out" if other in ("client", "domain", "time") else ""),
+                other,
+                one,
+            )
 
 
 def grouped(column: ValueColumn, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -33,6 +47,16 @@ def times(column: ValueColumn) -> np.ndarray | None:
         with contextlib.suppress(ValueError):
             values = np.array(column.words, "datetime64[us]").astype(np.int64).astype(np.float64)[column.codes]
     return values
+
+
+def dated(frame: Any, name: str = "") -> tuple[Any, str]:
+    """A frame whose index of dates or durations is called `name` where it has no name itself, and what it is called;
+    empty where the index is another, or a column is called so."""
+    index: Any = getattr(frame, "index", None)
+    if getattr(getattr(index, "dtype", None), "kind", "") not in ("M", "m"):
+        return frame, ""
+    called = index.name if isinstance(index.name, str) else name or "time"
+    return (frame, "") if called in frame.columns else (frame.rename_axis(called), called)
 
 
 def check_time(

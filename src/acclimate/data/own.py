@@ -19,6 +19,7 @@ from .dataset import CountedClients, Inputs
 from .fileset import FileDataset, Sources, listed
 from .group_partitions import ByClient
 from .partition import Partition
+from .world import Examples
 
 log = logging.getLogger("acclimate")
 _PARTS = ("train", "training", "test", "testing", "val", "valid", "validation", "eval")
@@ -45,6 +46,19 @@ class OwnFiles(FileDataset):
     """The base of files that a user brings."""
 
     origin: ClassVar[str] = "your own files"
+
+    def load(self) -> Examples:
+        found = super().load()
+        if len(found.classes) < 2:
+            raise ValueError(
+                f"{type(self).__name__}: all {len(found.y):,} examples are of one class, {found.classes[0]!r}; a model "
+                f"learns to tell at least two apart{self._other_classes()}"
+            )
+        return found
+
+    def _other_classes(self) -> str:
+        """Where there may be more than one class."""
+        return ""
 
     def _place(self, field: str, needs: str = "") -> Path:
         """The path that a field names: in the data root, or as it stands. `needs` says what is there, where that is not
@@ -163,6 +177,10 @@ class ImageFolder(CountedClients, OwnFiles):
     """Meaning of the folder levels; the parts are folders train and test (or val)."""
 
     needs: ClassVar[str] = "folder of images, DOMAIN/CLASS/IMAGE unless data.levels says otherwise"
+
+    def _other_classes(self) -> str:
+        read = {"domain/class": "class", "part/domain/class": "part/class"}.get(self.levels)
+        return f"; if the outer folders are the classes, set data.levels={read}" if read else ""
 
     def _named(self) -> int | None:
         """How many domains are trained on, or clients can be dealt to; None where the folder is not there."""

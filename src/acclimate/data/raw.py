@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from ..ops import text as text_ids
-from ..ops.layout import counted
-from . import columns, dates, order
+from ..ops.layout import counted, near, some
+from . import columns, dates, order, remarks
 from .delimited import MISSING, number
 from .tokenizing import Tokenizing
 from .world import Feature, Scale
@@ -37,15 +36,19 @@ class RawRows:
         """The columns that are read, and of each `number`, `date`, `time` or `word`."""
         return {f.column: f.kind for f in self.features if f.kind != "missing"}
 
-    def of(self, table: Any, where: str) -> np.ndarray:
-        """Inputs [N, features] of a data frame, or of a dict of columns; other columns are left alone."""
+    def of(self, table: Any, where: str, unknown: dict[str, str] | None = None) -> np.ndarray:
+        """Inputs [N, features] of a data frame, or of a dict of columns; other columns are left alone.
+
+        `unknown` takes up what is to be said, by column, of words that no training row had.
+        """
         names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
         given = _given(table, names, list(self.columns), where)
         x = np.empty((len(next(iter(given.values()))), len(self.features)), np.float32)
         readers = {"number": _numbers, "date": _dates, "time": _times}
-        words = {n: [f.word for f in self.features if f.column == n] for n, k in self.columns.items() if k == "word"}
         read = {n: readers[k](given[n], n, where) for n, k in self.columns.items() if k in readers}
-        read |= {n: _words(given[n], known) for n, known in words.items()}
+        read |= {n: _words(given[n], known) for n, known in self._known.items()}
+        if unknown is not None:
+            unknown |= {n: said for n, known in self._known.items() if (said := remarks.of_unknown(n, read[n], known))}
         if self.refuses:
             _refuse_missing(read, where)
         with np.errstate(over="ignore"):
@@ -65,16 +68,15 @@ class RawRows:
 
     def remarks(self, path: Path) -> list[str]:
         """What to say of words in a file that no training row had."""
-        said, words = [], [n for n, kind in self.columns.items() if kind == "word"]
-        for name, values in (columns.cells(path, words) if words else {}).items():
-            known = [f.word for f in self.features if f.column == name]
-            new = [w for w in _words(values, known) if w and w not in known]
-            if new:
-                which = f"{_some(sorted(set(new)), 4)} ({counted(len(new), 'row')})"
-                said.append(
-                    f"{name!r} has {which}, which no training row had and counts as unknown; known are {_some(known)}"
-                )
-        return said
+        cells = columns.cells(path, list(self._known)) if self._known else {}
+        said = (remarks.of_unknown(n, _words(cells[n], known), known) for n, known in self._known.items())
+        return list(filter(None, said))
+
+    @property
+    def _known(self) -> dict[str, list[str]]:
+        """The words of training, by column."""
+        words = [n for n, kind in self.columns.items() if kind == "word"]
+        return {n: [f.word for f in self.features if f.column == n] for n in words}
 
     def card(self) -> dict[str, Any]:
         """As JSON."""
@@ -108,6 +110,7 @@ class RawWindows:
     def of(self, table: Any, where: str) -> np.ndarray:
         """Inputs [N, sensors, window] of a data frame, or of a dict of columns; other columns are left alone."""
         names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
+        table = order.dated(table, self.time)[0] if self.time and self.time not in names else table
         index = [n for n in getattr(getattr(table, "index", None), "names", None) or () if n and n not in names]
         if held := [n for n in index if n in (self.client, self.time)]:  # pandas keeps what tells rows apart there
             return self.of(table.reset_index(level=held), where)
@@ -199,7 +202,8 @@ class RawTexts:
             return self.of(list(columns.lines(path)), str(path))
         names = columns.names_in(path)
         if self.column not in names:
-            raise ValueError(f"{path}: has no column {self.column!r} of texts; its columns are {_some(names)}")
+            hint = f" (is it {close[0]!r}?)" if (close := near(self.column, names)) else ""
+            raise ValueError(f"{path}: has no column {self.column!r} of texts{hint}; its columns are {some(names)}")
         return self.of(columns.cells(path, [self.column])[self.column], str(path))
 
     def card(self) -> dict[str, Any]:
@@ -228,11 +232,11 @@ def _check(names: Sequence[Any], wanted: Sequence[str], where: str) -> None:
     """Refuse a table that lacks a column."""
     for name in wanted:
         if name not in names:
-            near = difflib.get_close_matches(name, map(str, names), n=1, cutoff=0.5)
-            hint = f" (is it {near[0]!r}?)" if near else ""
+            close = near(name, map(str, names))
+            hint = f" (is it {close[0]!r}?)" if close else ""
             raise ValueError(
-                f"{where}: has no column {name!r}{hint}; the model takes {_some(wanted)}, "
-                f"and given are {_some(list(map(str, names))) or 'none'}"
+                f"{where}: has no column {name!r}{hint}; the model takes {some(wanted)}, "
+                f"and given are {some(list(map(str, names))) or 'none'}"
             )
 
 
@@ -342,7 +346,3 @@ def _input(feature: Feature, values: np.ndarray) -> np.ndarray:
     if feature.kind == "date":
         values = values - cast(float, dates.days(feature.word))
     return missing if feature.kind == "missing" else np.where(missing, feature.fill, values)
-
-
-def _some(names: Sequence[str], most: int = 12) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..ops.layout import counted, some
 from .columns import ValueColumn
 from .delimited import STROKES, number
 
@@ -114,20 +115,15 @@ def of_names(names: Sequence[str], what: str) -> list[str]:
     for name in names:
         alike.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
     several = [" and ".join(map(repr, group)) for group in alike.values() if len(group) > 1]
-    more = f" and {len(several) - 4} more" if len(several) > 4 else ""
-    return [
-        f"{what} that differ in little more than capitals: {', '.join(several[:4])}{more}; are they the same?"
-    ] * bool(several)
+    said = f"{what} that differ in little more than capitals: {some(several, 4)}; are they the same?"
+    return [said] * bool(several)
 
 
 def of_classes(y: np.ndarray, classes: Sequence[str]) -> list[str]:
     """What to say of the label: classes that are spelled alike, that may be quantities, and rare ones."""
     counts = np.bincount(y, minlength=len(classes))
     rare = [f"{name} ({n})" for name, n in zip(classes, counts, strict=True) if n < RARE]
-    more = f" and {len(rare) - 4} more" if len(rare) > 4 else ""
-    said = [f"classes of fewer than {RARE} rows can hardly be learned and tested: {', '.join(rare[:4])}{more}"] * bool(
-        rare
-    )
+    said = [f"classes of fewer than {RARE} rows can hardly be learned and tested: {some(rare, 4)}"] * bool(rare)
     if len(classes) > MANY and all(number(name) is not None for name in classes):
         said.insert(
             0, f"the label has {len(classes)} different numbers, a class each: if it is a quantity to predict, {BINS}"
@@ -137,9 +133,21 @@ def of_classes(y: np.ndarray, classes: Sequence[str]) -> list[str]:
 
 def tells(values: np.ndarray, y: np.ndarray) -> bool:
     """Whether every value of a column goes with one class, though it is that of many rows: it may be the label."""
-    for some in (slice(2000), slice(None)):  # most columns are ruled out by a few rows
-        found, places = np.unique(values[some], return_inverse=True)
-        pairs = len(np.unique(places * (int(y.max()) + 1) + y[some]))
+    for part in (slice(2000), slice(None)):  # most columns are ruled out by a few rows
+        found, places = np.unique(values[part], return_inverse=True)
+        pairs = len(np.unique(places * (int(y.max()) + 1) + y[part]))
         if len(found) < 2 or pairs > len(found) or RARE * len(found) > len(places):
             return False
     return len(np.unique(y)) > 1
+
+
+def of_unknown(name: str, words: np.ndarray, known: Sequence[str]) -> str:
+    """What to say of the words in new rows of a column that no training row had; empty where there are none."""
+    new = [w for w in words if w and w not in known]
+    if not new:
+        return ""
+    which = [w if w.isprintable() and len(w) <= 40 else f"{w[:40]!r}" for w in sorted(set(new))]
+    return (
+        f"{name!r} has {some(which, 4)} ({counted(len(new), 'row')}), which no training row had and counts as unknown; "
+        f"known are {some(known)}"
+    )

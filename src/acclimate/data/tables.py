@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core import check, rng
 from ..ops.places import data_root
-from . import cache, columns, dates, remarks
+from . import cache, columns, dates, order, remarks
 from .cache import Parsed
 from .columns import ValueColumn
 from .dataset import Dataset, Inputs
@@ -59,10 +59,13 @@ class TableRows(Measured):
 
     @classmethod
     def of(cls, frame: Any, **settings: Any) -> Any:
-        """The same for a data frame (pandas, polars) or a dict of columns: `Table.of(frame, label="activity")`.
+        """The same for a data frame (pandas, polars), a dict of columns or an array with named fields:
+        `Table.of(frame, label="activity")`.
 
         Label, client, domain and time may be in the frame's index; the rest of an index is left out.
         """
+        if fields_of := getattr(getattr(frame, "dtype", None), "names", None):
+            frame = {name: frame[name] for name in fields_of}
         roles = {f: v for f in ROLES if isinstance(v := settings.get(f), str)}
         marks = [v for f, v in roles.items() if f != "time"]
         return cls(data=Held("a data frame", columns.of_frame(frame, marks, roles.values())), **settings)
@@ -74,6 +77,7 @@ class TableRows(Measured):
                 "several labels per row are not",
                 "label",
             )
+        order.check_roles(self, ("label", "client"), ("label", "domain"), ("label", "time"), ("client", "time"))
         if self.file and self.data is not None:
             raise check.FieldError(f"{type(self).__name__}: file={self.file!r} and a data frame; give one", "file")
         super().__post_init__()

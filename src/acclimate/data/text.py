@@ -6,6 +6,7 @@ import csv
 import functools
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from torch import Tensor
 from ..core import check
 from ..ops import opening
 from ..ops import text as text_ids
-from . import columns, delimited, remarks
+from ..ops.layout import near
+from . import columns, delimited, order, remarks
 from .cache import Parsed
 from .dataset import CountedClients, Inputs
 from .fileset import Sources
@@ -31,6 +33,8 @@ from .world import Examples, World
 log = logging.getLogger("acclimate")
 CHUNK = 4096
 _PACKED = (".gz", ".bz2", ".xz")
+_FASTTEXT = "__label__"
+_ONE = "one class per text is supported, several labels per text are not"
 _READ_AS = "; it is read as lines of a label and a text, so set data.form=csv if it has columns"
 
 
@@ -82,6 +86,7 @@ class Text(CountedClients, OwnFiles):
         check.choices(self)
         check.whole(self, "length", 1, 65536)
         check.whole(self, "most", 2)
+        order.check_roles(self, ("text", "label"), ("text", "client"), ("label", "client"))
         for name in ("size", "channels"):
             if getattr(self, name) is not None:
                 raise check.FieldError(f"Text: {name}={getattr(self, name)} is for images; leave it out", name)
@@ -94,7 +99,7 @@ class Text(CountedClients, OwnFiles):
             raise FileNotFoundError(f"Text: file={self.file!r} is a folder; it must name your {self.needs}")
         if self.tokenizer:
             more = [self._tokenizer_file()]
-        return Sources(path.parent, [path, *more], lambda: self._read(path), {"reader": 3})
+        return Sources(path.parent, [path, *more], lambda: self._read(path), {"reader": 4})
 
     def load(self) -> Examples:
         return replace(super().load(), text=not self.tokenizer)
@@ -162,6 +167,8 @@ class Text(CountedClients, OwnFiles):
             raise ValueError(f"{path}: its lines end in a mark of old systems (CR); save it again with usual lines")
         mark = delimited.mark_of(first)
         header = [cell.strip() for cell in next(csv.reader([first], delimiter=mark), [])]
+        if twice := next((n for n in (self.text, self.label, self.client) if n and header.count(n) > 1), None):
+            raise ValueError(f"{path}: has the column {twice!r} twice; rename one of them")
         at = [self._column(header, name, path) for name in ("text", "label", "client")]
         reader = csv.reader(lines, delimiter=mark, strict=True)  # else a quote that is not closed swallows what follows
         while True:
@@ -176,6 +183,7 @@ class Text(CountedClients, OwnFiles):
             if row is None:
                 return
             number = above + reader.line_num
+            row = row if any(map(str.strip, row)) else []  # blank, as below the tables of spreadsheets
             if row and len(row) != len(header):
                 raise ValueError(
                     f"{path}: line {number} has {len(row)} cells and the header {len(header)}; quote texts that have "
@@ -190,8 +198,10 @@ class Text(CountedClients, OwnFiles):
         if not column and name == "client":
             return None
         if column not in header:
+            close = near(column, header)
+            hint = f"did you mean {' or '.join(map(repr, close))}? Set" if close else "set"
             raise ValueError(
-                f"Text: {name}={column!r} is no column of {path.name}, which has {', '.join(header) or 'none'}; set "
+                f"Text: {name}={column!r} is no column of {path.name}, which has {', '.join(header) or 'none'}; {hint} "
                 f"data.{name}="
             )
         return header.index(column)
@@ -206,7 +216,9 @@ class Text(CountedClients, OwnFiles):
         for number, line in enumerate(columns.lines(path), 1):
             if line.strip():
                 label, _, text = line.strip().partition("\t" if "\t" in line.strip() else " ")
-                if found := self._line(text, label.removeprefix("__label__"), "", path, number, _READ_AS):
+                if label.startswith(_FASTTEXT) and text.lstrip().startswith(_FASTTEXT):
+                    raise ValueError(f"{path}: line {number} has several labels; {_ONE}, so leave one in each line")
+                if found := self._line(text, label.removeprefix(_FASTTEXT), "", path, number, _READ_AS):
                     yield found
 
     def _line(self, text: str, label: str, client: str, path: Path, number: int, hint: str = "") -> LabelledText | None:
@@ -233,6 +245,11 @@ class Text(CountedClients, OwnFiles):
                 f"{hint}"
             )
         names = found.tolist()
+        if odd := next((n for n in names if any(p.strip() in names for p in re.split(r"[;|]", n)[1:])), None):
+            raise ValueError(
+                f"{path}: label={self.label!r} has {odd!r}, several labels of one text; {_ONE}: make a column per "
+                "question and name one (data.label)"
+            )
         order = sorted(range(len(names)), key=lambda i: _in_order(names[i]))
         return np.argsort(order)[y], tuple(names[i] for i in order)
 
@@ -249,7 +266,10 @@ class Text(CountedClients, OwnFiles):
         return functools.partial(self._tokenizer().encode, length=self.length)
 
     def _tokenizer_file(self) -> Path:
-        return self._place("tokenizer", "JSON file of the package tokenizers")
+        found = self._place("tokenizer", "JSON file of the package tokenizers")
+        if found.is_dir():
+            raise ValueError(f"Text: tokenizer={self.tokenizer!r} is a folder; name the file tokenizer.json in it")
+        return found
 
     def _tokenizer(self) -> Tokenizing:
         return Tokenizing.of_file(self._tokenizer_file(), f"Text: tokenizer={self.tokenizer!r}")

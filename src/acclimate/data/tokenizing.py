@@ -65,8 +65,15 @@ class Tokenizing:
 
     def encode(self, texts: list[str], length: int) -> np.ndarray:
         """Ids [N, length], int32; 0 fills up what is shorter, and what is longer is cut."""
+        try:
+            encoded = self.tokenizer.encode_batch(texts)
+        except Exception as e:  # as in `of`
+            raise ValueError(
+                f"data.tokenizer: cannot encode these texts ({e}); give it a token for unknown words, such as [UNK], "
+                "or leave it out for bytes"
+            ) from e
         out = np.zeros((len(texts), length), np.int32)
-        for row, found in zip(out, self.tokenizer.encode_batch(texts), strict=True):
+        for row, found in zip(out, encoded, strict=True):
             ids = found.ids[:length]
             row[: len(ids)] = np.array(ids, np.int32) + self.shift
         return out

@@ -18,7 +18,7 @@ from .columns import MOST, ValueColumn, carried
 from .dataset import Inputs
 from .fitting import in_order, refuse_split
 from .group_partitions import ByClient, NaturalUsers
-from .order import grouped, times
+from .order import dated, grouped, times
 from .partition import Partition
 from .raw import Raw, RawWindows
 from .tables import TableRows
@@ -39,6 +39,17 @@ class Windows(TableRows):
     """How many readings further the next window begins; 0: half a window where clients are named, else a window."""
 
     needs: ClassVar[str] = "CSV or Parquet file of readings with a column of labels"
+
+    @classmethod
+    def of(cls, frame: Any, **settings: Any) -> Any:
+        """Windows of a data frame (pandas, polars) or a dict of columns: `Windows.of(frame, label="activity")`.
+
+        Label, client, domain and time may be in the frame's index. An index of dates or durations is the time where
+        none is named.
+        """
+        if not settings.get("time"):
+            frame, settings["time"] = dated(frame)
+        return super().of(frame, **settings)
 
     def __post_init__(self) -> None:
         check.whole(self, "window", 2)

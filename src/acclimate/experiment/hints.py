@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from . import catalogue, labels
+from .encoding import ConfigError
 
 log = logging.getLogger("acclimate")
 
@@ -100,6 +101,18 @@ def meant(settings: Sequence[str]) -> str:
 
 def _fields(record: Any) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(record) if dataclasses.is_dataclass(record) else ()
+
+
+def unswept(name: str, key: str, values: list[Any]) -> list[Any]:
+    """The values of a setting; refuses several columns of labels, which may be meant as several labels per row and
+    whose runs cannot be compared."""
+    if name != "label" or len(values) < 2:
+        return values
+    raise ConfigError(
+        f"{key}: {','.join(map(str, values))!r} names {len(values)} columns; one class per row is supported, several "
+        "labels per row are not: name one column, and run the command again for another. Rename a column that has a "
+        "comma in its name"
+    )
 
 
 def warn_of_twice(typed: Sequence[tuple[str, Any]]) -> None:

@@ -214,7 +214,7 @@ def _assign(draft: _Draft, path: list[str], value: Any, key: str) -> list[_Draft
     elif name == "method" and _names_personal(value):
         return _with_personal(draft, value, key)
     else:
-        news = _parse(value, check.hints(type(draft.record))[name], key)
+        news = hints.unswept(name, key, _parse(value, check.hints(type(draft.record))[name], key))
     return [draft.put(name, n, key) for n in news]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from ..core import Task
 from ..core.nn.pixels import SLACK
-from ..data.raw import Raw, RawTexts
+from ..data.raw import Raw, RawRows, RawTexts
 
+log = logging.getLogger("acclimate")
 ALLOWED = "expected uint8 (pixels) or float (pixels in 0..1, features)"
 
 
@@ -20,8 +22,13 @@ Samples: TypeAlias = Any
 """What a user may give: a tensor or an array; of a table a data frame or a dict of columns; a list of texts."""
 
 
-def read(x: Samples, raw: Raw | None, who: str) -> Tensor | np.ndarray:
-    """Samples as numbers: raw rows and texts by what was fitted when the model was trained."""
+def read(x: Samples, raw: Raw | None, who: str, told: set[str]) -> Tensor | np.ndarray:
+    """Samples as numbers: raw rows and texts by what was fitted when the model was trained.
+
+    A column that has words which no training row had is warned of once: `told` are those of which it was said.
+    """
+    if isinstance(x, np.ndarray) and x.dtype.names and raw is not None:
+        x = {name: x[name] for name in x.dtype.names}
     if isinstance(x, Tensor | np.ndarray) or raw is None:
         given: Tensor | np.ndarray = x  # what it is, `taken` says
         return given
@@ -30,7 +37,14 @@ def read(x: Samples, raw: Raw | None, who: str) -> Tensor | np.ndarray:
     if not isinstance(raw, RawTexts) and not isinstance(x, Mapping) and not hasattr(x, "columns"):
         kinds = "a data frame or a dict of columns, or a tensor or array of numbers"
         raise ValueError(f"{who}: x is a {type(x).__name__}, expected {kinds}")
-    return raw.of(x, who)
+    if not isinstance(raw, RawRows):
+        return raw.of(x, who)
+    unknown = dict[str, str]()
+    found = raw.of(x, who, unknown)
+    for said in (said for column, said in unknown.items() if column not in told):
+        log.warning("%s: %s", who, said)
+    told.update(unknown)
+    return found
 
 
 def taken(task: Task, x: Tensor | np.ndarray, dtype: torch.dtype, who: str) -> Tensor:

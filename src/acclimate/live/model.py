@@ -69,6 +69,8 @@ class Live:
     """The experiment as its folder says it, where that holds data that was given as Python objects; else None."""
     raw: Raw | None = None
     """How raw rows of a table, or texts, become inputs; None where inputs are given as numbers."""
+    told: set[str] = field(default_factory=set, repr=False)
+    """Columns of which it was said that they have words which no training row had."""
 
     @property
     def adapter(self) -> Adapter:
@@ -132,7 +134,7 @@ class Live:
         return self._answer(outcomes, int(now["seen"]))
 
     def _taken(self, x: Samples, who: str) -> Tensor:
-        return inputs.taken(self.worker.task, inputs.read(x, self.raw, who), self.dtype, who)
+        return inputs.taken(self.worker.task, inputs.read(x, self.raw, who, self.told), self.dtype, who)
 
     def _parts(self, x: Tensor) -> Sequence[Tensor]:
         """A request cut so that windows end where a test stream's batches would."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shutil
@@ -26,6 +27,17 @@ def room() -> int:
 def counted(number: int, one: str, several: str = "") -> str:
     """A number and what it counts: `1 run`, `2 runs`, `1,000 classes` (where an s is not enough, `several`)."""
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+def some(names: Sequence[str], most: int = 12) -> str:
+    """The first names of a list, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def near(name: str, there: Iterable[str]) -> list[str]:
+    """Up to three of these that a name may have meant, capitals or not."""
+    small = {n.casefold(): n for n in there}
+    return [small[n] for n in difflib.get_close_matches(name.casefold(), small, n=3, cutoff=0.5)]
 
 
 def lined(rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:

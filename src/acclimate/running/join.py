@@ -57,7 +57,7 @@ def join(
     worker, device = _worker(fit, client, model), fit.engine.device
     dtype = fit.world.examples.x.dtype
     raw = fit.experiment.data.raw(fit.world, None)
-    x = inputs.taken(worker.task, inputs.read(x, raw, "join"), dtype, "join").to(device)
+    x = inputs.taken(worker.task, inputs.read(x, raw, "join", set()), dtype, "join").to(device)
     deployed = _deployed(fit, worker, client, selection)
     chosen = _choose(fit, worker, deployed, x, adapter, client, selection)
     if chosen.calibrates:

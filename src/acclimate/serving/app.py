@@ -218,13 +218,14 @@ class Front:
             self._admit(request, client)
         shell = self.host.shells[self.host.rows[client]]
         names, id = protocol.wanted(body), protocol.identifier(body)
-        x = protocol.samples(body, rest, self.host.task, shell.dtype, self.limits.samples, shell.raw)
+        unknown = dict[str, str]()  # goes into the reply, and into no log: it quotes what came in
+        x = protocol.samples(body, rest, self.host.task, shell.dtype, self.limits.samples, shell.raw, unknown)
         answer = await self.desk.ask(Ask(client, id, x))
         if not bool(torch.isfinite(answer.probabilities).all()):
             raise Denied(
                 422, f"inputs[0].data: from {x.min():.3g} to {x.max():.3g}; the model's answers are not finite"
             )
-        found = protocol.response(self.name, client, id, answer, names)
+        found = protocol.response(self.name, client, id, answer, names, unknown)
         return Response(json.dumps(found, allow_nan=False), media_type="application/json")
 
     async def labels(self, request: Request) -> Response:

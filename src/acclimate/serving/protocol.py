@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,6 +25,7 @@ from . import raw_inputs
 DATATYPES: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("<u1"), "FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
 OUTPUTS = ("probabilities", "labels", "classes", "ids", "adapted")
 LONGEST_ID = 200
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Denied(ValueError):
@@ -59,13 +61,20 @@ def split(raw: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
 
 
 def samples(
-    body: Mapping[str, Any], rest: bytes, task: Task, dtype: torch.dtype, most: int, raw: Raw | None = None
+    body: Mapping[str, Any],
+    rest: bytes,
+    task: Task,
+    dtype: torch.dtype,
+    most: int,
+    raw: Raw | None = None,
+    unknown: dict[str, str] | None = None,
 ) -> Tensor:
-    """The samples of an inference request, in the form of the federation's data."""
+    """The samples of an inference request, in the form of the federation's data; `unknown` takes up what is to be said
+    of words in its rows that no training row had."""
     inputs = body.get("inputs")
     if raw is not None and raw_inputs.given(inputs, raw):
         try:
-            return taken(task, raw_inputs.read(body["inputs"], rest, raw, most), dtype, "inputs")
+            return taken(task, raw_inputs.read(body["inputs"], rest, raw, most, unknown), dtype, "inputs")
         except ValueError as e:
             raise Denied(400, str(e)) from None
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
@@ -194,8 +203,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def response(model: str, client: int, id: str, answer: Answer, names: tuple[str, ...]) -> dict[str, Any]:
-    """An answer as an inference response."""
+def response(
+    model: str, client: int, id: str, answer: Answer, names: tuple[str, ...], unknown: Mapping[str, str] = NOTHING
+) -> dict[str, Any]:
+    """An answer as an inference response; `unknown` says what words of its rows are, by column."""
     count, classes = answer.probabilities.shape
     rows = answer.probabilities.tolist()
     tensors: dict[str, Any] = {
@@ -211,7 +222,8 @@ def response(model: str, client: int, id: str, answer: Answer, names: tuple[str,
         outputs.append({"name": name, "datatype": datatype, "shape": shape, "data": values()})
     about = {"adapted": any(answer.adapted), "step": answer.step, "note": answer.note}
     guard = {f"guard.{k}": v for k, v in answer.guard.items() if math.isfinite(v)}
-    known = {} if answer.estimate is None else {"estimate": answer.estimate}
+    known: dict[str, Any] = {} if answer.estimate is None else {"estimate": answer.estimate}
+    known |= {"unknown": "; ".join(unknown.values())} if unknown else {}
     out = {"model_name": model, "model_version": str(client), "parameters": {**about, **guard, **known}}
     return {**out, **({"id": id} if id else {}), "outputs": outputs}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.raw import Raw, RawTexts, RawWindows
+from ..data.raw import Raw, RawRows, RawTexts, RawWindows
 
 NUMBERS = {
     f"{word}{8 * size}": f"<{kind}{size}" for word, kind in (("UINT", "u"), ("INT", "i")) for size in (1, 2, 4, 8)
@@ -34,8 +34,11 @@ def given(inputs: Any, raw: Raw | None) -> bool:
     return any(isinstance(one.get("name"), str) and one["name"] in raw.columns for one in inputs)
 
 
-def read(inputs: Sequence[Mapping[str, Any]], rest: bytes, raw: Raw, most: int) -> np.ndarray:
-    """The samples of a request that gives raw inputs, or a `ValueError` that names the field."""
+def read(
+    inputs: Sequence[Mapping[str, Any]], rest: bytes, raw: Raw, most: int, unknown: dict[str, str] | None = None
+) -> np.ndarray:
+    """The samples of a request that gives raw inputs, or a `ValueError` that names the field; `unknown` as in
+    `RawRows.of`."""
     found: dict[str, list[Any]] = {}
     takes = {raw.column: "text"} if isinstance(raw, RawTexts) else raw.columns
     if len(inputs) > len(takes) + OTHERS:
@@ -51,7 +54,9 @@ def read(inputs: Sequence[Mapping[str, Any]], rest: bytes, raw: Raw, most: int) 
         found[name], rest = _cells(one, rest, most, f"inputs[{i}]")
     if rest:
         raise ValueError(f"body: {len(rest)} bytes behind the last tensor")
-    if not isinstance(raw, RawTexts):
+    if isinstance(raw, RawRows):
+        return raw.of(found, "inputs", unknown)
+    if isinstance(raw, RawWindows):
         return raw.of(found, "inputs")
     if len(found) > 1:
         raise ValueError(f"inputs: {len(found)} tensors must be one: the texts")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core import Shards, check, rng
+from ..ops.layout import some
 from .base import Federation, Shift, Stream, ordered
 
 SHARES = (0.8, 0.65, 0.5, 0.35, 0.2)
@@ -52,9 +53,10 @@ class Quantile(Shift):
         if self.column in (numbers := [str(i) for i in range(len(names))]):
             return numbers.index(self.column), names[numbers.index(self.column)]
         if self.column:
-            some = ", ".join(names[:12])
+            columns = list(dict.fromkeys(names))  # a column of words has an input for each of them
             raise check.FieldError(
-                f"Quantile: column={self.column!r} must be one of {some}, ..., or a number from 0 to {len(names) - 1}",
+                f"Quantile: column={self.column!r} must be one of {some(columns)}, or an input's number, 0 to "
+                f"{len(names) - 1}",
                 "column",
             )
         means = torch.stack([values[r].mean(0) for r in world.train if len(r)])

@@ -94,6 +94,11 @@ def check_inputs(inputs: Any, shape: tuple[int, ...], tokens: int | None) -> Non
             f"wrap: inputs={inputs!r} is for token ids [batch, length], and the data has {kind}; leave inputs out, or "
             "name the parts: inputs=('input_ids', 'attention_mask')"
         )
+    if isinstance(inputs, tuple) and len(inputs) == 1:
+        raise ValueError(
+            f"wrap: inputs={inputs!r} names the only part of an input; leave inputs out, and let the module's forward "
+            "take it by position"
+        )
     if isinstance(inputs, tuple) and (len(shape) < 2 or shape[0] != len(inputs)):
         raise ValueError(
             f"wrap: inputs={inputs!r} names {len(inputs)} parts, so an input must have shape [{len(inputs)}, ...]; the "
@@ -101,6 +106,40 @@ def check_inputs(inputs: Any, shape: tuple[int, ...], tokens: int | None) -> Non
         )
     if not (inputs is None or isinstance(inputs, TokenIds | tuple)):
         raise ValueError(f"wrap: inputs={inputs!r} must be ac.TokenIds(...), a tuple of names of arguments, or None")
+
+
+def remedy(module: nn.Module, inputs: Inputs, ids: bool) -> str:
+    """What helps a module that cannot be called, by what its forward takes; `ids` says that inputs are token ids."""
+    takes = inspect.signature(module.forward).parameters.values()
+    named = [p for p in takes if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    must = [p.name for p in named if p.default is p.empty]
+    by_position = any(p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in takes)
+    stacked = f"where inputs are these parts, stacked, name them by ac.wrap(module, inputs={tuple(must)})"
+    if not isinstance(inputs, tuple) and not by_position:
+        how = f"takes {_listed(must)} by keyword alone" if must else "takes no input by position"
+        return f"its forward {how}: let it take its input by position" + (f", or {stacked}" if len(must) > 1 else "")
+    if inputs is not None:
+        return _renamed(inputs, named, any(p.kind is p.VAR_KEYWORD for p in takes))
+    if len(must) > 1:
+        mask = f", a mask alone by inputs=ac.TokenIds(mask={must[1]!r})" if ids and len(must) == 2 else ""
+        return f"its forward takes {_listed(must)}: {stacked}{mask}, or give all but the first a default"
+    if len(takes) > 1:
+        return "what it takes besides can be named by ac.wrap(module, inputs=...)"
+    return f"its forward takes {_listed(must)} alone, so try it on such a batch"
+
+
+def _renamed(inputs: TokenIds | tuple[str, ...], named: Sequence[inspect.Parameter], others: bool) -> str:
+    """What helps where arguments were named already; `others` says that forward takes any besides."""
+    asked = inputs if isinstance(inputs, tuple) else (inputs.mask,)
+    if by_position := [p.name for p in named if p.kind is p.POSITIONAL_ONLY and p.name in asked]:
+        return f"its forward takes {_listed(by_position)} by position alone: leave out the / behind"
+    if others or set(asked) <= {p.name for p in named}:
+        return f"it takes what inputs={inputs!r} names, so try it on such a batch"
+    return f"its forward takes {_listed([p.name for p in named])}: name these in inputs={inputs!r}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "no arguments"
 
 
 def token_count(x: Tensor) -> int | None:

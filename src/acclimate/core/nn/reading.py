@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .inputs import Inputs, arguments, check_inputs, example, forms, guess
+from .inputs import Inputs, arguments, check_inputs, example, forms, guess, remedy
 from .modules import need_embedding
 from .wrapped import ModelError, Reading, Wrap, Wrapped, at
 
@@ -109,7 +109,7 @@ def _try(module: nn.Module, inputs: Inputs, x: Tensor, tokens: int | None) -> _T
     except ModelError:
         raise
     except Exception as e:
-        raise ModelError(_failed(module, x, e)) from e
+        raise ModelError(_failed(module, inputs, x, e)) from e
     finally:
         module.train(training)
         for hook in hooks:
@@ -117,7 +117,7 @@ def _try(module: nn.Module, inputs: Inputs, x: Tensor, tokens: int | None) -> _T
     return _Trial(out, linear, known[0] if known else tokens)
 
 
-def _failed(module: nn.Module, x: Tensor, error: Exception) -> str:
+def _failed(module: nn.Module, inputs: Inputs, x: Tensor, error: Exception) -> str:
     label, said = type(module).__name__, str(error).strip().partition("\n")[0]
     if not x.is_floating_point():
         need_embedding(module, label, f" ({said})")
@@ -126,12 +126,12 @@ def _failed(module: nn.Module, x: Tensor, error: Exception) -> str:
     if x.dim() > 2 and "shapes cannot be multiplied" in said:
         said += "; images and windows need nn.Flatten() before a linear layer"
     sizes = ("must match", "doesn't match", "shapes cannot", "channels", "out of range", "can't be greater")
-    remedy = "what it takes besides can be named by ac.wrap(module, inputs=...)"
+    told = remedy(module, inputs, not x.is_floating_point())
     if any(word in said for word in sizes):
-        remedy = f"build it for inputs of shape {tuple(x.shape[1:])}, or give it data as it takes them"
+        told = f"build it for inputs of shape {tuple(x.shape[1:])}, or give it data as it takes them"
     return (
         f"model {label} cannot be called on a batch of inputs {tuple(x.shape)} of {x.dtype}: {type(error).__name__}: "
-        f"{said}; {remedy}"
+        f"{said}; {told}"
     )
 
 
@@ -165,11 +165,7 @@ def _head(module: nn.Module, given: str | None, trial: _Trial, classes: int) -> 
         return fitting[0]
     wide = [p for p, t in places.items() if t.shape == (2, classes)]
     if not wide and straight:
-        name = straight[-1][0]
-        raise ModelError(
-            f"model {label}: its head '{name}' has {trial.linear[name][1].shape[-1]} outputs but the data has "
-            f"{classes} classes; build it with {classes} (num_classes, or num_labels in transformers)"
-        )
+        raise ModelError(_unfit(label, straight[-1][0], trial.linear[straight[-1][0]][1], classes))
     if not wide:
         gives = ", ".join(str(tuple(t.shape)) for t in places.values()) or _without(trial.out, classes)
         raise ModelError(
@@ -188,6 +184,20 @@ def _head(module: nn.Module, given: str | None, trial: _Trial, classes: int) -> 
             f"{', '.join(map(repr, names))}; say which by ac.wrap(module, head='{names[-1]}')"
         )
     return names[0], wide[0]
+
+
+def _unfit(label: str, name: str, logits: Tensor, classes: int) -> str:
+    """Why a head whose outputs are the module's is none for these classes."""
+    if logits.dim() > 2:
+        return (
+            f"model {label}: its head '{name}' gives {tuple(logits.shape)} for a batch of 2, an answer at every place, "
+            f"and must give [batch, {classes}], one for each sample; take the kind of model that classifies whole "
+            "samples (in transformers ...ForSequenceClassification), or the mean over places before the head"
+        )
+    return (
+        f"model {label}: its head '{name}' has {logits.shape[-1]} outputs but the data has {classes} classes; build it "
+        f"with {classes} (num_classes, or num_labels in transformers)"
+    )
 
 
 def _without(out: Any, classes: int) -> str:
