@@ -135,7 +135,7 @@ def test_what_is_said_of_them_is_so(cifar10):
         return statistics.mean(r["accuracy"]["last"][stream] for r in cifar10[name] if seed in (None, r["seed"]))
 
     for name in ("fedper", "fedas", "fedpac"):
-        assert 86 <= last(name, "original") <= 88 and 21 <= last(name, "out-of-client") <= 23.5
+        assert 86 <= last(name, "original") <= 88 and 20.5 <= last(name, "out-of-client") < 23.5
     able = {n: rows for n, rows in cifar10.items() if any("accuracy" in r for r in rows)}
     best = sorted(able, key=lambda n: -last(n, "mixture"))
     assert set(best[:2]) == {"ditto", "fedavg+finetune"}
@@ -148,7 +148,7 @@ def test_what_is_said_of_them_is_so(cifar10):
     assert 9 < last("fedavg", "original") - last("moon", "original") < 11
     assert abs(last("fedavg", "original", 0) - last("moon/mu=0.1", "original")) < 1.5
     for name in ("fedlc", "fedntd"):
-        assert 2 < last("fedavg", "original", 0) - last(name, "original") < 3.5
+        assert 2 < last("fedavg", "original") - last(name, "original") < 3
 
 
 def test_methods_far_below_fedavg_on_the_digits_are_named():
