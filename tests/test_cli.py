@@ -1,7 +1,9 @@
 """The command line as a person uses it: exit codes, sentences, folders."""
 
+import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from acclimate.cli.threads import use_half_of_the_cores
+from acclimate.store.origin import command_line
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
 COMMAND = "from acclimate.cli.main import main; main()"
@@ -44,6 +47,14 @@ def test_the_package_runs_as_a_module():
     words = [sys.executable, "-m", "acclimate", "--version"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0 and done.stdout.startswith("acclimate 0.")
+
+
+def test_a_run_of_the_module_is_stored_as_the_command_that_makes_it_again(monkeypatch):
+    said = []
+    monkeypatch.setattr(importlib.import_module("acclimate.cli.main"), "main", lambda: said.append(command_line()))
+    monkeypatch.setattr(sys, "argv", ["/somewhere/acclimate/__main__.py", "run", "--out", "/tmp/here/first"])
+    runpy.run_module("acclimate", run_name="__main__")
+    assert said == ["acclimate run --out first"]
 
 
 OWN = """
