@@ -175,7 +175,8 @@ ROWS = (
     Row("MBSL on sets of PACS' sizes", "25 s", mbsl, ("benchmarks/mbsl-h200.json",)),
     Row("a million clients, CPU", f"{MOST}1.2 times", million, ("benchmarks/scale-cpu-million.json",)),
     Row("THE+ on two CPU cores", "4 times", theplus, ("benchmarks/testtime-cpu-cores.json",)),
-    Row("a round on two CPU cores against Flower", "1.6 times", flower, ("benchmarks/cpu.json",)),
+    Row("a round on two CPU cores against Flower, ARM", "1.6 times", flower, ("benchmarks/cpu.json",)),
+    Row("a round on two CPU cores against Flower, x86", "1.6 times", flower, ("benchmarks/cpu-x86-flower.json",)),
 )
 
 

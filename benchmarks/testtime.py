@@ -49,7 +49,7 @@ from acclimate.core import (
     fit,
     tree,
 )
-from acclimate.core.nn import kernels, products
+from acclimate.core.nn import kernels, lone, products
 from acclimate.experiment import catalogue
 from acclimate.methods import FedTHE, FedTTT
 from acclimate.models import CNN
@@ -95,12 +95,12 @@ def looping(engine: Engine, models: Any, few: Shards, adapter: Adapter) -> tuple
 @contextmanager
 def plain() -> Iterator[None]:
     """torch's own operations and none of our kernels, as in code that anybody would write."""
-    before = kernels.AVAILABLE, products.LARGEST
-    kernels.AVAILABLE, products.LARGEST = False, 0
+    before = kernels.AVAILABLE, products.LARGEST, lone.ALONE
+    kernels.AVAILABLE, products.LARGEST, lone.ALONE = False, 0, False
     try:
         yield
     finally:
-        kernels.AVAILABLE, products.LARGEST = before
+        kernels.AVAILABLE, products.LARGEST, lone.ALONE = before
 
 
 def _wait() -> None:

@@ -292,6 +292,14 @@ def test_what_adapters_and_rounds_cost_on_a_cpu_is_on_the_performance_page():
     client = figures("client-cpu")
     wanted += [f"{client['median']['plain']:.2f} s of CPU", f"{client['median']['ours']:.2f} s here"]
     wanted += [f"here: {client['times_less_computing']:.2f} times less"]
+    client, before = (figures(f"client-cpu-x86{name}") for name in ("", "-before"))
+    wanted += [f"takes {client['median']['plain']:.2f} s of CPU as the plain loop and {client['median']['ours']:.2f} s"]
+    wanted += [f"s here, {client['times_less_computing']:.2f} times less (one thread with AVX-512"]
+    wanted += [f"It was {before['times_less_computing']:.2f} times less"]
+    peers = figures("cpu-x86-flower")
+    used, less = peers["median_cpu_seconds"], peers["times_less_computing"]
+    wanted += [f"computes {less['flower']:.2f} times less than Flower's clients ({used['flower']:.1f} s of CPU, ours"]
+    wanted += [f"ours {used['ours']:.1f} s; `cpu-x86-flower.json`"]
     peers = figures("cpu")
     used, less = peers["median_cpu_seconds"], peers["times_less_computing"]
     wanted += [f"used {used['flower']:.1f} s of CPU", f"BlazeFL (with torch 2.8) {used['blazefl']:.1f} s"]

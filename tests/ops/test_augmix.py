@@ -104,6 +104,17 @@ def test_places_on_the_border_are_inside_and_those_beyond_are_not():
     assert (seen(0.0, -0.5) == 7).all() and (seen(0.0, 0.5)[3] == 128).all()
 
 
+def test_a_warp_that_writes_over_its_own_numbers_gives_the_same_bits_and_leaves_its_image():
+    g = torch.Generator().manual_seed(3)
+    x = torch.randint(0, 256, (20, 3, 6, 9), generator=g).float()
+    maps = torch.eye(2, 3) + torch.randn(20, 2, 3, generator=g) * torch.tensor([0.1, 0.1, 2.0])
+    maps[0], maps[1] = (torch.eye(2, 3) + torch.tensor([0.0, 0.0, by]) for by in (0.5, -0.5))  # places on the borders
+    before = x.clone(), maps.clone()
+    mine, true = am.warp_in_place(x, maps), am.warp(x, maps)
+    assert torch.equal(mine, true) and (true == 128.0).any() and not torch.equal(true, x)
+    assert torch.equal(x, before[0]) and torch.equal(maps, before[1])
+
+
 def test_levels_are_whole_numbers_of_bytes_and_floats_alike():
     x = image(4, 4)
     assert torch.equal(am.to_levels(x), x.float())

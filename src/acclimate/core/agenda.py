@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import rng, tree
 from .loops import Time, at
-from .nn import kernels, many
+from .nn import kernels, lone, many
 from .task import Task
 from .tree import Tree
 
@@ -51,11 +51,32 @@ class Agenda:
         return (rows, labels, line[-2], line[-1]) if self.uneven else (rows, labels, line[-1], None)
 
 
+SCALED = 2**24
+"""Numbers in all images of a client up to which they are scaled before its steps."""
+
+
+def scaled(loss: Callable[..., Any], data: Tree, positions: Tensor) -> tuple[Callable[..., Any], Tree]:
+    """The loss and the client's data with images of bytes scaled and normalised once, where it is alone on x86, the
+    task's own loss is all that reads them and steps see each of them; elsewhere as they are. Bits stay the same."""
+    task, (rows, x) = getattr(loss, "__self__", None), (data["rows"], data["x"])
+    if not isinstance(task, Task) or loss != task.loss or task.augment is not None or task.tokens is not None:
+        return loss, data
+    if not lone.serves(x) or x.dtype != torch.uint8 or not rows.numel() <= positions.numel():
+        return loss, data
+    if rows.numel() * x[:1].numel() > SCALED:
+        return loss, data
+    ready = object.__new__(type(task))  # a copy would build the model
+    ready.__dict__.update(task.__dict__, mean=())  # floats are then the model's input as they are
+    own = {"x": task.normalise(x[rows]).contiguous(memory_format=lone.ORDER), "y": data["y"][rows]}
+    return ready.loss, {**data, **own, "rows": torch.arange(len(rows), device=rows.device)}
+
+
 def arranged(params: Tree) -> Tree:
-    """Parameters whose weights of convolutions have the channels of a tap side by side, where kernels read them so, and
-    give gradients that lie so. `plain` puts them back."""
+    """Parameters whose weights of convolutions have the channels of a tap side by side, where kernels, or a client that
+    is alone on x86, read them so, and give gradients that lie so. `plain` puts them back."""
     if not torch._C._are_functorch_transforms_active():
-        return params
+        alone: Tree = tree.map(lone.arranged, params)
+        return alone
     laid: Tree = tree.map(lambda x: _side_by_side(x) if x.dim() == 4 and kernels.takes(x) else x, params)
     return laid
 
@@ -66,7 +87,8 @@ def _side_by_side(x: Tensor) -> Tensor:
 
 def plain(params: Tree) -> Tree:
     """The parameters in the order of their axes, as others know them."""
-    laid: Tree = tree.map(lambda x: x.contiguous() if x.dim() == 4 and kernels.takes(x) else x, params)
+    alone = not torch._C._are_functorch_transforms_active()
+    laid: Tree = tree.map(lambda x: x.contiguous() if x.dim() == 4 and (alone or kernels.takes(x)) else x, params)
     return laid
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import check, rng, tree
-from .agenda import Agenda, arranged, lower, plain
+from .agenda import Agenda, arranged, lower, plain, scaled
 from .gradient import gradient
 from .loops import Needed, Time, owned, repeat
 from .nn import many
@@ -95,7 +95,7 @@ def train(
     params, frozen = vars["params"], {}
     if only is not None:
         params, frozen = tree.pick(params, only), tree.drop(params, only)
-    params = arranged(params)
+    params, (loss, data) = arranged(params), scaled(loss, data, positions)
     clock = torch.arange(positions.shape[0], device=active.device)
     uneven = "ragged" in data and work.iterations is None  # a number of iterations is the same for all
     agenda = Agenda.of(data, positions, rng.fold(key, "step", clock), active if uneven else None)

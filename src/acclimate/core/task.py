@@ -36,6 +36,7 @@ from .nn.modules import (
     normalising,
     nothing,
     skeletons,
+    ties,
     trained,
     variables,
 )
@@ -163,6 +164,7 @@ class Task:
         self._initial: dict[int, Tree] = {}
         own = variables(base) if self.foreign else {}
         self._skeletons: dict[Mode, nn.Module] = skeletons(base)
+        self._ties = ties(base)
         self._written = written(self, own) if self.foreign else frozenset[str]()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -269,7 +271,7 @@ class Task:
         net = self._skeleton(mode)
         pure = PureCalls(key if mode == "train" else None) if self.foreign else contextlib.nullcontext()
         with changing(net, change or {}), normalising(net, mode if isinstance(mode, Normaliser) else None), pure:
-            features, logits = functional_call(net, tensors, (used["input"],))
+            features, logits = functional_call(net, tensors, (used["input"],), tie_weights=self._ties)
         same = self.dtype is not None and mode in ("eval", "still")
         buffers = {k: b if same else tensors[k].to(b.dtype) for k, b in vars["buffers"].items()}
         return Out(logits, features, buffers)

@@ -115,7 +115,7 @@ def to_levels(x: Tensor) -> Tensor:
 def _only(op: int, image: Tensor, amount: Tensor, matrix: Tensor) -> Tensor:
     """The same operation on some images, and no other: the numbers of `_apply`, tables only where needed."""
     if op >= len(OPS) - 5:
-        return warp(image, matrix)
+        return warp_in_place(image, matrix)
     values = image.flatten(2)
     size = amount[:, None, None]
     if OPS[op] == "posterize":
@@ -198,10 +198,29 @@ def affine(turn: Tensor, shear: tuple[Tensor, Tensor], shift: tuple[Tensor, Tens
 def warp(image: Tensor, matrix: Tensor) -> Tensor:
     """Levels [N, C, H, W] seen through the maps [N, 2, 3], bilinear, rounded, grey outside."""
     h, w = image.shape[-2:]
-    x, y = (torch.arange(side, device=image.device) + 0.5 for side in (w, h))
-    m = matrix[:, :, :, None, None]
-    px, py = (torch.addcmul(m[:, i, 1] * y[:, None] + m[:, i, 2], m[:, i, 0], x) for i in range(2))
+    px, py = _places(image, matrix)
     grid = torch.stack((px * (2.0 / w) - 1.0, py * (2.0 / h) - 1.0), -1)
     seen = F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False).round()
     outside = (px < 0) | (px >= w) | (py < 0) | (py >= h)
     return torch.where(outside[:, None], _GREY, seen)
+
+
+def warp_in_place(image: Tensor, matrix: Tensor) -> Tensor:
+    """The same numbers, written over each other: on a CPU most of the time goes into memory."""
+    h, w = image.shape[-2:]
+    places = _places(image, matrix)
+    grid = torch.empty(*places[0].shape, 2, device=image.device)
+    outside = torch.zeros(places[0].shape, dtype=torch.bool, device=image.device)
+    for i, (p, side) in enumerate(zip(places, (w, h), strict=True)):
+        outside |= (p < 0).logical_or_(p >= side)
+        torch.sub(p.mul_(2.0 / side), 1.0, out=grid[..., i])
+    seen = F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return seen.round_().masked_fill_(outside[:, None], _GREY)
+
+
+def _places(image: Tensor, matrix: Tensor) -> list[Tensor]:
+    """Where the maps [N, 2, 3] take every pixel's centre, across and down: two of [N, H, W]."""
+    h, w = image.shape[-2:]
+    x, y = (torch.arange(side, device=image.device) + 0.5 for side in (w, h))
+    m = matrix[:, :, :, None, None]
+    return [torch.addcmul(m[:, i, 1] * y[:, None] + m[:, i, 2], m[:, i, 0], x) for i in range(2)]

@@ -14,6 +14,7 @@ from torch.func import vmap
 from ..core import Key, Loss, Optimizer, Predict, Task, Tree, Work, apart, rng, train, tree
 from ..core.gradient import grad, gradient
 from ..core.loops import chunked
+from ..core.nn import lone
 from .augmix import augmix
 from .losses import entropy
 from .params import with_params
@@ -113,7 +114,8 @@ def tuned_on_views(logits: Callable[[Tree, Tensor], Tensor], start: Tree, seen: 
     def loss(views: Tensor, tuned: Tree) -> tuple[Tensor, Tree]:
         return marginal_entropy(logits(tuned, views)), {}
 
-    tuned, state = start, opt.init(start)
+    tuned: Tree = tree.map(lone.arranged, start)
+    state = opt.init(tuned)
     for views in seen:
         grads, _ = gradient(partial(loss, views), tuned)
         tuned, state = opt.update(grads, state, tuned)

@@ -53,9 +53,9 @@ def _each(found: Iterable[Tensor], a: Tree) -> Tree:
 
 
 def _is_one(x: list[Tensor], y: list[Tensor]) -> bool:
-    """Whether these are plain tensors of a GPU, of the server or of a client that runs alone."""
+    """Whether these are plain tensors of the server, or of a client that runs alone."""
     plain = not torch._C._are_functorch_transforms_active() and len(x) > 1
-    return plain and all(t.is_cuda and t.is_floating_point() and not t.requires_grad for t in (*x, *y))
+    return plain and all(t.is_floating_point() and not t.requires_grad for t in (*x, *y))
 
 
 def sub(a: Tree, b: Tree) -> Tree:

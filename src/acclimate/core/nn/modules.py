@@ -314,6 +314,15 @@ def skeletons(base: nn.Module) -> dict[Any, nn.Module]:
     return {"train": train, "eval": evaluate, "adapt": adapt, "still": still}
 
 
+def ties(module: nn.Module) -> bool:
+    """Whether several layers hold one tensor; where none does, a call need not look for them each time."""
+    every, each = (
+        [*module.named_parameters(remove_duplicate=same), *module.named_buffers(remove_duplicate=same)]
+        for same in (False, True)
+    )
+    return len(every) > len(each)
+
+
 def nothing(role: str) -> ValueError:
     """What to say of a role that no layer of a model has."""
     without = "or name methods that do without: method=fedavg"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import conv, implicit, kernels, switches
+from . import conv, implicit, kernels, lone, switches
 from .active import Active
 from .linear import PureLinear
 from .mapping import led
@@ -25,13 +25,14 @@ class PureSequential(nn.Sequential):
     """Layers in a row, of which some run in one pass."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not (kernels.AVAILABLE and conv.is_batched(input)):
+        here = kernels.AVAILABLE and conv.is_batched(input)
+        if not (here or (torch.is_grad_enabled() and lone.serves(input))):
             out: Tensor = super().forward(input)
             return out
-        layers, at = list(self), 0
+        at_once, layers, at = _at_once if here else _alone, list(self), 0
         while at < len(layers):
             taken, relu = _follow(layers[at : at + 3])
-            done = _at_once(layers[at : at + taken], relu, input) if taken else None
+            done = at_once(layers[at : at + taken], relu, input) if taken else None
             input, at = (layers[at](input), at + 1) if done is None else (done, at + taken)
         return input
 
@@ -54,6 +55,11 @@ def _follow(chain: list[nn.Module]) -> tuple[int, bool]:
             seen = any(layer._forward_hooks or layer._forward_pre_hooks for layer in chain[:count])
             return 0 if seen else count, relu
     return 0, False
+
+
+def _alone(chain: list[nn.Module], relu: bool, x: Tensor) -> Tensor | None:
+    """The same of a client that is alone on x86: with pooling right after the convolution, and None elsewhere."""
+    return lone.pooled(chain[0], relu, x) if isinstance(chain[1], PureMaxPool2d) else None
 
 
 def _at_once(chain: list[nn.Module], relu: bool, x: Tensor) -> Tensor | None:
