@@ -159,7 +159,8 @@ def test_what_a_user_should_know_was_measured():
     more, former, now = ([a - b for a, b in zip(*r["seconds"].values(), strict=True)] for r in (old, unrolled, new))
     assert round(former[0]) == 26 and abs(more[0] - former[0]) < 1.0
     said += [f"**takes {now[0]:.1f} s more now**", f"recording take {sum(now):.1f} s besides, {now[0]:.1f} of them"]
-    said += [f"{min(now[1:]):.1f} to {max(now[1:]):.1f} s more", f"took {min(former[1:]):.1f} to {max(former[1:]):.1f} s"]
+    said += [f"{min(now[1:]):.1f} to {max(now[1:]):.1f} s more"]
+    said += [f"took {min(former[1:]):.1f} to {max(former[1:]):.1f} s"]
     said += [f"takes {sum(new['seconds']['second']):.1f} s for the four sets once"]
     before, now = (figures(f"compile-modelled-mbsl{n}")["ways"][0] for n in ("-before", ""))
     said += [f"compiles {now['kernels']} kernels instead of {before['kernels']}"]
