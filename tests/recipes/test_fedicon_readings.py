@@ -319,3 +319,30 @@ def test_what_the_page_says_of_whole_files_with_wrapped_bytes_is_in_its_file():
     rows = tuple(found["30 per class"])
     some = [told("30 per class", test, rows) for test in (", wrapped", ", not scaled", "")]
     assert len(rows) == 11 and [n for n, _ in some] == [9, 8, 9] and [m for _, m in some[1:]] == ["6.9", "16.6"]
+
+
+def test_what_the_page_says_of_parts_as_released_is_in_its_files():
+    page = (ROOT / "docs/papers/fedicon.md").read_text()
+    stored = [
+        json.loads((ROOT / f"results/fedicon/{name}.json").read_text())
+        for name in ("released-table8-paper-20-rounds", "table8-paper")
+    ]
+    released, text = ({c["row"]: c["mean"] for c in body["cells"]} for body in stored)
+    paper = {c["row"]: c["published"]["mean"] for c in stored[1]["cells"]}
+    assert (stored[0]["rounds"], stored[0]["seeds"]) == (20, [0])
+    for part, printed in paper.items():
+        name = {"extract+share+adapt": "all"}.get(part, part).replace("+", " + ")
+        assert f"| {name} | {released[part]:.1f} | {text[part]:.1f} | {printed:.1f} |" in page
+    nearer = [p for p, printed in paper.items() if abs(released[p] - printed) < abs(text[p] - printed)]
+    assert len(nearer) == 6 and "Six of eight numbers lie nearer" in page
+
+    def gain(numbers, *beside):
+        return f"{numbers['+'.join((*beside, 'adapt'))] - numbers['+'.join(beside) or 'nothing']:.1f}"
+
+    ours, theirs, recipe = ((gain(n), gain(n, "share")) for n in (released, paper, text))
+    assert "alone by {} points and beside sharing by {}, where".format(*ours) in page
+    assert "the paper has {} and {}, and the recipe of the text {} and {}".format(*theirs, *recipe) in page
+    assert f"(#corrupted-digits-as-released-code-would-hand-them-on) it gives {ours[0]}" in page
+    assert f"by {gain(released, 'extract')} points, in the paper by {gain(paper, 'extract')}" in page
+    both = [gain(n, "extract", "share") for n in (released, paper)]
+    assert "beside both it adds {}, in the paper {}".format(*both) in page
