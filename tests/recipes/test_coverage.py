@@ -424,7 +424,10 @@ def test_every_cause_is_of_numbers_that_are_off_and_names_results():
     here = coverage_page.covered(RECIPES, ROOT / "results", "")
     assert sum(len(g.numbers) for g in here.causes) == sum(s.state == "far" for s in here.standings)
     bare = [replace(s, released=None) for s in here.standings]  # what was measured as released may settle a guess
-    used = {g.cause for g in causes.groups(bare, [c.name for c in here.counts])}
+    every = {causes.place(s.table, s.fields): s for s in bare}
+    used = {causes.cause_of(s, every) for s in bare if s.state == "far"}
+    said = [(g.table, g.cause.why, g.cause.evidence) for g in here.causes]
+    assert len(said) == len(set(said))  # what several causes say alike stands in one line
     for cause in causes.CAUSES:
         assert cause in used, cause
         assert cause.evidence and all((ROOT / "results" / f.strip()).is_file() for f in cause.evidence.split(","))

@@ -346,3 +346,28 @@ def test_what_the_page_says_of_parts_as_released_is_in_its_files():
     assert f"by {gain(released, 'extract')} points, in the paper by {gain(paper, 'extract')}" in page
     both = [gain(n, "extract", "share") for n in (released, paper)]
     assert "beside both it adds {}, in the paper {}".format(*both) in page
+
+
+def test_what_the_page_says_makes_adapting_help_is_in_its_file():
+    page = (ROOT / "docs/papers/fedicon.md").read_text()
+    body = json.loads((ROOT / "results/causes/fedicon-adapting.json").read_text())
+    found, tests = body["accuracy"]["fedicon/table8"], ("mean", "mean, not scaled", "mean, wrapped")
+    assert body["study"]["rounds"] == 20 and body["study"]["seeds"] == 1
+
+    def gains(rows, of):
+        pairs = (("nothing", "adapt"), ("share", "share+adapt"))
+        return ", ".join(f"{of(rows[b]) - of(rows[a]):.1f}" for a, b in pairs)
+
+    for images, reading in (("ten", "as it is"), ("74", "74 per class")):
+        told = [gains(found[reading], lambda columns, test=test: columns[test]["mean"]) for test in tests]
+        printed = gains(found[reading], lambda columns: columns["mean"]["published"])
+        assert f"| {images} | {' | '.join(told)} | {printed} |" in page
+    few, many = (found[r]["share"]["mean, wrapped"]["mean"] for r in ("as it is", "74 per class"))
+    assert f"FedAvg has {few:.1f} there, wrapped, and {many:.1f} with 74" in page
+    plain, ranged = ([found["74 per class"][r][t]["mean"] for r in ("nothing", "adapt")] for t in (tests[0], tests[2]))
+    assert f"gains {ranged[1] - ranged[0]:.1f} points instead of {plain[1] - plain[0]:.1f}" in why.RANGE
+    meant = [tuple(value for _, (value,) in c.where) for c in why.CAUSES if c.why is why.RANGE]
+    cells = json.loads((ROOT / "results/fedicon/released-table8-paper-20-rounds.json").read_text())["cells"]
+    near = [c for c in cells if abs(c["mean"] - c["published"]["mean"]) <= 3]
+    parts = ("extract", "share", "adapt")
+    assert sorted(meant) == sorted(tuple(str(p in c["row"].split("+")) for p in parts) for c in near)

@@ -57,7 +57,7 @@ class Differing:
 
     table: str
     cause: Cause
-    numbers: Sequence[Standing]
+    numbers: list[Standing]
 
 
 def cause_of(standing: Standing, every: Mapping[tuple[Any, ...], Standing]) -> Cause:
@@ -157,10 +157,12 @@ def groups(found: Iterable[Standing], tables: Sequence[str]) -> list[Differing]:
     """The numbers that are further off, by table in this order and by cause, what is unknown last."""
     found = list(found)
     every = {place(s.table, s.fields): s for s in found}
-    out: dict[tuple[str, Cause], list[Standing]] = {}
+    out: dict[tuple[str, str, str], Differing] = {}
     for standing in (s for s in found if s.state == "far"):
-        out.setdefault((standing.table, cause_of(standing, every)), []).append(standing)
-    made = [Differing(table, cause, numbers) for (table, cause), numbers in out.items()]
+        cause = cause_of(standing, every)  # several may say the same of other numbers
+        group = out.setdefault((standing.table, cause.why, cause.evidence), Differing(standing.table, cause, []))
+        group.numbers.append(standing)
+    made = list(out.values())
     return sorted(made, key=lambda group: (tables.index(group.table), group.cause is UNKNOWN))
 
 
