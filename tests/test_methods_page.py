@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "methods.md").read_text()
+TRUNKS = (ROOT / "docs" / "guides" / "foundation-models.md").read_text()
 STREAMS = ("original", "corrupted", "correlated", "continual")
 
 
@@ -110,10 +111,11 @@ def cifar10():
     [
         ("On CIFAR-10", "cifar10", ("original", "corrupted", "out-of-client", "mixture")),
         ("On the embedded digits", "digits", ("original", "out-of-client")),
+        ("What a trunk brings", "foundation-cpu", ("original", "corrupted", "out-of-client", "mixture")),
     ],
 )
 def test_tables_of_methods_are_those_stored(title, world, streams):
-    section = PAGE.split(f"### {title}\n")[1].split("\n##")[0]
+    section = f"{PAGE}\n{TRUNKS}".split(f"## {title}\n")[1].split("\n##")[0]
     lines = [line for line in section.splitlines() if re.match(r"\| [a-z]", line)][1:]
     told, kept = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in lines}, stored(world)
     assert told.keys() == kept.keys()
@@ -190,3 +192,19 @@ def test_epochs_of_fine_tuning_are_told_as_they_are_stored():
             ]
             told = list(map(float, re.findall(r"\d+\.\d", numbers)))
             assert told == pytest.approx([r["accuracy"] for r in stored], abs=0.051)
+
+
+def test_what_a_trunk_brings_is_told_as_it_is_stored():
+    page, rows = " ".join(TRUNKS.split()), stored("foundation-cpu")
+    last = {name: of[0]["accuracy"]["last"] for name, of in rows.items()}
+    own, abroad = ({n: a[s] for n, a in last.items()} for s in ("original", "out-of-client"))
+    assert f"is {own['full'] - own['lora']:.1f} points below who trains" in page
+    assert rows["lora"][0]["up_bytes"] < 0.05 * rows["full"][0]["up_bytes"]
+    alone = ("lora, alone", "feddpa")
+    more, fewer = sorted(own[n] - own["lora"] for n in alone), sorted(abroad["lora"] - abroad[n] for n in alone)
+    assert f"has {more[0]:.0f} to {more[1]:.0f} points more at home, and {fewer[0]:.0f} to {fewer[1]:.0f} fewer" in page
+    back, lost = abroad["feddpa, weighed"] - abroad["feddpa"], own["feddpa"] - own["feddpa, weighed"]
+    assert f"gives back {back:.1f} of these for {lost:.1f} at home" in page
+    assert max(last, key=lambda n: last[n]["mixture"]) == "feddpa, weighed"
+    study = json.loads((ROOT / "results" / "methods" / "foundation-cpu.json").read_text())["study"]
+    assert f"({study['trunk']['val_accuracy']:.1f} % of its own validation data)" in page and study["rounds"] == 2
