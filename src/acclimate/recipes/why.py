@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .fedicon import PARTS
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -138,7 +140,6 @@ READ = (
     (ALONE, "USPS", ("Local",)),
 )
 """Which numbers of FedICON's Table 1 a reading explains, by domain."""
-PARTS = ("local_invariance_extraction", "global_invariance_sharing", "test_time_adaptation")
 RANGED = (
     ("False", "False", "False"),
     ("True", "False", "False"),
