@@ -140,5 +140,13 @@ def test_chunks_cover_all_rows(size):
 
 def test_few_steps_are_unrolled(monkeypatch):
     monkeypatch.setattr(Stepwise, "repeat", lambda *a: pytest.fail("driven"))
+    zero = {"v": torch.zeros(())}
+
+    def body(t, s):
+        return {"v": s["v"] + 1}, {}
+
     with driven(Stepwise()):
-        repeat(lambda t, s: (s, {}), {}, loops.LEAST - 1, X)
+        end, _ = repeat(body, zero, loops.LEAST - 1, X)
+        with pytest.raises(pytest.fail.Exception, match="driven"):
+            repeat(body, zero, loops.LEAST, X)
+    assert end["v"] == loops.LEAST - 1
