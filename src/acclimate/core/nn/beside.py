@@ -8,14 +8,16 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
-from . import fastest, product_kernels, trials
+from . import fastest, trials
 from .kernels import INTERPRETED
 from .product_kernels import CUTS, Tiling
+from .resident_kernels import RESIDENT
 
 Kind: TypeAlias = Literal["forward", "back"]
 """A product that makes u, or one for a gradient, which is given it."""
 LEAST = 2**22
 """Numbers in x from which on ways are measured."""
+ALL = (*CUTS, RESIDENT)
 MOST = 2**15
 """Rows that are measured with; more would take as long per row."""
 
@@ -24,12 +26,12 @@ def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """As `product_kernels.product`."""
-    return product_kernels.product(x, weight, bias, a, v, scale, _cut("forward", x, weight, a.shape[1]))
+    return trials.product(x, weight, bias, a, v, scale, _cut("forward", x, weight, a.shape[1]))
 
 
 def summed(x: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """As `product_kernels.summed`."""
-    return product_kernels.summed(x, weight, u, v, _cut("back", x, weight, u.shape[-1]))
+    return trials.summed(x, weight, u, v, _cut("back", x, weight, u.shape[-1]))
 
 
 def _cut(kind: Kind, x: Tensor, weight: Tensor, rank: int) -> Tiling:
@@ -39,7 +41,7 @@ def _cut(kind: Kind, x: Tensor, weight: Tensor, rank: int) -> Tiling:
     (groups, rows, inputs), outputs = x.shape, len(weight)
     what = f"{kind} beside rank {rank}, {groups} x {fastest.about(rows)} x {inputs} to {outputs}"
     way = fastest.chosen(what, x, CUTS[0].name, lambda: _ways(kind, x, weight, rank))
-    cut = next((cut for cut in CUTS if cut.name == way), CUTS[0])
+    cut = next((cut for cut in ALL if cut.name == way), CUTS[0])
     return cut if trials.serves(x, weight, rank, cut) else CUTS[0]
 
 
@@ -50,7 +52,7 @@ def _ways(kind: Kind, x: Tensor, weight: Tensor, rank: int) -> Mapping[str, Call
     w = trials.draw(x, outputs, inputs) * inputs**-0.5
     w = w if weight.stride(-1) == 1 else w.T.contiguous().T
     a, v, u = (trials.draw(x, groups, *shape) for shape in ((rank, inputs), (outputs, rank), (each, rank)))
-    cuts = [cut for cut in CUTS if trials.serves(x, weight, rank, cut)]
+    cuts = [cut for cut in ALL if trials.serves(x, weight, rank, cut)]
     if kind == "back":
-        return {cut.name: partial(product_kernels.summed, rows, w, u, v, cut) for cut in cuts}
-    return {cut.name: partial(product_kernels.product, rows, w, w[:, 0].contiguous(), a, v, 1.0, cut) for cut in cuts}
+        return {cut.name: partial(trials.summed, rows, w, u, v, cut) for cut in cuts}
+    return {cut.name: partial(trials.product, rows, w, w[:, 0].contiguous(), a, v, 1.0, cut) for cut in cuts}

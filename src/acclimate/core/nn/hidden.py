@@ -15,16 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import fastest, hidden_kernels, rehearsal, trials
+from . import fastest, hidden_kernels, rehearsal, resident_kernels, trials
 from .hidden_kernels import CUTS, STEPS
 from .kernels import INTERPRETED
 from .product_kernels import Tiling
+from .resident_kernels import RESIDENT
 
 LEAST = 1 if INTERPRETED else 2**22
 """Hidden numbers from which on ways are tried."""
 MOST = 2**15
 """Rows that are measured with; more would take as long per row."""
-PLAIN = "plain"
+PLAIN, ALL = "plain", (*CUTS, RESIDENT)
 
 
 def raised(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -32,13 +33,25 @@ def raised(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tens
     cut = _cut("raised", x, weight)
     if rehearsal.running():  # it goes the plain way, whose gradient wants no kernel
         _cut("lowered", x, weight.mT.contiguous().mT)
-    return _raised(x, weight, bias) if cut is None else hidden_kernels.forward(x, weight, bias, cut)
+    return _raised(x, weight, bias) if cut is None else _forward(x, weight, bias, cut)
 
 
 def lowered(g: Tensor, weight: Tensor, kept: Tensor) -> Tensor:
     """(g W) gelu'(h), of g [G, N, outputs], W [outputs, hidden] and what `raised` kept of h [G, N, hidden]."""
     cut = _cut("lowered", g, weight.mT) if kept.dtype == torch.uint8 else None
-    return _lowered(g, weight, kept) if cut is None else hidden_kernels.backward(g, weight, kept, cut)
+    return _lowered(g, weight, kept) if cut is None else _backward(g, weight, kept, cut)
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Tiling) -> tuple[Tensor, Tensor]:
+    if cut == RESIDENT:
+        return resident_kernels.raised(x, weight, bias)
+    return hidden_kernels.forward(x, weight, bias, cut)
+
+
+def _backward(g: Tensor, weight: Tensor, kept: Tensor, cut: Tiling) -> Tensor:
+    if cut == RESIDENT:
+        return resident_kernels.lowered(g, weight, kept)
+    return hidden_kernels.backward(g, weight, kept, cut)
 
 
 def _raised(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -65,11 +78,13 @@ def _cut(kind: Literal["raised", "lowered"], x: Tensor, weight: Tensor) -> Tilin
         return next((cut for cut in CUTS if _works(kind, x, weight, cut)), None)
     what = f"{kind} by bytes, {groups} x {fastest.about(rows)} x {weight.shape[1]} to {hidden}"
     way = fastest.chosen(what, x, PLAIN, lambda: _ways(kind, x, weight))
-    cut = next((cut for cut in CUTS if cut.name == way), None)
+    cut = next((cut for cut in ALL if cut.name == way), None)
     return cut if cut is None or _works(kind, x, weight, cut) else None
 
 
 def _works(kind: str, x: Tensor, weight: Tensor, cut: Tiling) -> bool:
+    if cut == RESIDENT and not resident_kernels.usable(x, weight):
+        return False
     return trials.works((kind, tuple(weight.shape), cut.name), x, lambda: trial(kind, x, weight, cut))
 
 
@@ -77,11 +92,11 @@ def _ways(kind: str, x: Tensor, weight: Tensor) -> Mapping[str, Callable[[], Any
     """What is run to measure: plain code, and the kernel in the cuts that work."""
     groups, each = min(len(x), -(-MOST // x.shape[1])), min(x.shape[1], MOST)
     rows, w, bias, kept = _drawn(x, weight, groups, each)
-    cuts = [cut for cut in CUTS if _works(kind, x, weight, cut)]
+    cuts = [cut for cut in ALL if _works(kind, x, weight, cut)]
     if kind == "raised":
-        raising = {cut.name: partial(hidden_kernels.forward, rows, w, bias, cut) for cut in cuts}
+        raising = {cut.name: partial(_forward, rows, w, bias, cut) for cut in cuts}
         return {PLAIN: lambda: _raised(rows, w, bias), **raising}
-    lowering = {cut.name: partial(hidden_kernels.backward, rows, w.mT, kept, cut) for cut in cuts}
+    lowering = {cut.name: partial(_backward, rows, w.mT, kept, cut) for cut in cuts}
     return {PLAIN: lambda: _lowered(rows, w.mT, kept), **lowering}
 
 
@@ -101,10 +116,10 @@ def trial(kind: str, x: Tensor, weight: Tensor, cut: Tiling) -> float:
     rows, w, bias, kept = _drawn(x, weight, 2, trials.FEW)
     product = rows.float() @ w.mT.float()
     if kind == "raised":
-        y, kept = hidden_kernels.forward(rows, w, bias, cut)
+        y, kept = _forward(rows, w, bias, cut)
         product += bias.float()
         slope = torch.ops.aten.gelu_backward(torch.ones_like(product), product)
         beyond = ((hidden_kernels.slopes(kept, *slope.shape[1:]) - slope).abs() - 0.5 / STEPS).clamp(min=0)
         return max(trials.apart(slope + beyond, slope), trials.apart(y, F.gelu(product)))
     expected = product * hidden_kernels.slopes(kept, *product.shape[1:])
-    return trials.apart(hidden_kernels.backward(rows, w.mT, kept, cut), expected)
+    return trials.apart(_backward(rows, w.mT, kept, cut), expected)

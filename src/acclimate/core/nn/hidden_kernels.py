@@ -4,10 +4,11 @@
     (g W2) gelu'(h)                                       backward, one product and one multiplication
 
 As passes of their own, GELU and its gradient read and write all hidden activations once more. A gradient needs nothing
-of h but the slope, which lies between -0.13 and 1.13, so one byte keeps it (`slopes`), right to 0.0025. Tiles are read
-and written by the GPU's copy engine, which Hopper and later GPUs have; bytes go from where a thread has its sums to
-where the same thread of the other kernel wants them. A tile is cut in a few ways (`CUTS`), and which is fastest is
-measured (`trials`). Sums have a fixed order, so results repeat to the bit.
+of h but the slope, which lies between -0.13 and 1.13, so one byte keeps it (`slopes`), right to 0.005: half of that is
+the byte's, and half that of float16, in which it is computed (`BENT`). Tiles are read and written by the GPU's copy
+engine, which Hopper and later GPUs have; bytes go from where a thread has its sums to where the same thread of the
+other kernel wants them. A tile is cut in a few ways (`CUTS`), and which is fastest is measured (`trials`). Sums have a
+fixed order, so results repeat to the bit.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -30,6 +31,52 @@ STEPS, ZERO = 200.0, 26.0
 """A slope is kept as the nearest whole number to STEPS times it and ZERO more."""
 
 
+def _pair(x: float) -> str:
+    """A number twice, in float16, as the assembler reads it."""
+    bits = int(torch.tensor(x, dtype=torch.float16).view(torch.int16)) & 0xFFFF
+    return f"0x{bits << 16 | bits:08X}"
+
+
+_CONSTANTS = {
+    "most": 5.5, "least": -5.5, "one": 1.0, "half": 0.5, "steps": STEPS,
+    "zero": 1024 + ZERO, "q2": -0.00035189531, "q1": 0.037007955, "q0": 0.79750541,
+    "p2": -0.00087973827, "p1": 0.055511932, "p0": 0.39875271,
+}  # fmt: skip
+BENT = f"""{{
+.reg .b32 x, t, q, b, p, w, s, {", ".join(_CONSTANTS)};
+.reg .b16 low, high;
+.reg .f32 f0, f1;
+{"".join(f"mov.b32 {name}, {_pair(value)};" for name, value in _CONSTANTS.items())}
+cvt.rn.f16x2.f32 x, $4, $3;
+min.f16x2 x, x, most;
+max.f16x2 x, x, least;
+mul.f16x2 t, x, x;
+fma.rn.f16x2 q, t, q2, q1;
+fma.rn.f16x2 q, t, q, q0;
+mul.f16x2 q, x, q;
+tanh.approx.f16x2 b, q;
+fma.rn.f16x2 p, t, p2, p1;
+fma.rn.f16x2 p, t, p, p0;
+mul.f16x2 p, x, p;
+fma.rn.f16x2 w, b, half, half;
+neg.f16x2 s, b;
+fma.rn.f16x2 s, s, b, one;
+fma.rn.f16x2 s, p, s, w;
+fma.rn.f16x2 s, s, steps, zero;
+mov.b32 {{low, high}}, w;
+cvt.f32.f16 f0, low;
+cvt.f32.f16 f1, high;
+mul.f32 f0, f0, $3;
+mul.f32 f1, f1, $4;
+cvt.rn.bf16x2.f32 $0, f1, f0;
+mov.b32 $1, s;
+mov.b32 $2, s;
+}}"""
+"""GELU of two numbers, by the polynomials of `bent`, and in the bytes 0 and 2 of a third the slopes: added to 1024,
+whose last digit in float16 is one, they are rounded to whole numbers."""
+if AVAILABLE:
+    _BENT = tl.constexpr(BENT)
+
 CUTS = (
     (Tiling(64, 64, 32, 4, 1, 1, 0), Tiling(64, 128, 32, 4, 1, 2, 1))
     if INTERPRETED
@@ -45,20 +92,14 @@ one computes while the other writes. The others read less, and have a processor 
 
 
 @jit
-def bent(x, FAST: tl.constexpr):
+def bent(x):
     """tanh(x q(x^2)) and half of the slope of x q(x^2): (1 + tanh) / 2 is the normal distribution to 1e-5, times x.
 
-    q is the polynomial of second order with the least such error, up to where tanh is one. FAST is the instruction of
-    NVIDIA's GPUs, right to 5e-4, which is a quarter of what rounding to bfloat16 costs.
+    q is the polynomial of second order with the least such error, up to where tanh is one.
     """
     t = tl.minimum(x * x, 30.0)
     z = x * (0.79750541 + t * (0.037007955 - t * 0.00035189531))
-    if FAST:
-        bend = tl.inline_asm_elementwise(
-            "tanh.approx.f32 $0, $1;", "=f,f", [z], dtype=tl.float32, is_pure=True, pack=1
-        )  # fmt: skip
-    else:
-        bend = 1.0 - 2.0 / (1.0 + tl.math.exp2(tl.minimum(z * 2.8853901, 64.0)))
+    bend = 1.0 - 2.0 / (1.0 + tl.math.exp2(tl.minimum(z * 2.8853901, 64.0)))
     return bend, 0.39875271 + t * (0.055511932 - t * 0.00087973827)
 
 
@@ -74,14 +115,20 @@ def _places(m, n, high, wide, BM: tl.constexpr, WIDE: tl.constexpr, WARPS: tl.co
 
 
 @jit
-def _packed(t, BM: tl.constexpr, WIDE: tl.constexpr, WARPS: tl.constexpr):
+def _packed(t, FAST: tl.constexpr, BM: tl.constexpr, WIDE: tl.constexpr, WARPS: tl.constexpr):
     """A tile [BM, WIDE] of bytes, as numbers, as [WARPS, .., 128] of four bytes each, in the order in which threads
-    have sums: those that a thread has of 64 columns lie side by side."""
+    have sums: those that a thread has of 64 columns lie side by side. FAST if every number has its neighbour's byte,
+    too, as `BENT` makes them."""
     t = t.reshape(BM // (16 * WARPS), WARPS, 2, 8, WIDE // 64, 4, 2, 4, 2).permute(1, 0, 4, 2, 3, 7, 5, 6, 8)
     even, odd = t.split()
     first, third = even.split()
-    second, fourth = odd.split()
-    fours = first | (second << 8) | (third << 16) | (fourth << 24)
+    if FAST:
+        fours = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, $2, 0x6420;", "=r,r,r", [first, third], dtype=tl.int32, is_pure=True, pack=1
+        )  # fmt: skip
+    else:
+        second, fourth = odd.split()
+        fours = first | (second << 8) | (third << 16) | (fourth << 24)
     return fours.reshape(WARPS, BM * WIDE // (512 * WARPS), 128)
 
 
@@ -102,20 +149,25 @@ def _finish(
     BM: tl.constexpr, WIDE: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Write what comes of a tile of sums [BM, WIDE]. A slope becomes a byte without the instruction for that, which is
-    slow: it is added to a number of float32 whose last digit is one."""
+    slow: it is added to a number whose last digit is one. FAST is for NVIDIA's GPUs."""
     if BACK:
         value = acc * _slope(known, BM, WIDE, WARPS)
     else:
         if BIAS:
             cols = n + tl.arange(0, WIDE)
             acc += tl.load(bias + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
-        bend, half = bent(acc, FAST)
-        below = 0.5 + 0.5 * bend
-        slope = below + acc * half * (1.0 - bend * bend)
-        byte = (slope * 200.0 + (8388608 + 26.0)).to(tl.int32, bitcast=True) & 0xFF
+        if FAST:
+            value, byte = tl.inline_asm_elementwise(
+                _BENT, "=r,=r,=r,f,f", [acc], dtype=(tl.bfloat16, tl.int32), is_pure=True, pack=2
+            )  # fmt: skip
+        else:
+            bend, half = bent(acc)
+            below = 0.5 + 0.5 * bend
+            slope = below + acc * half * (1.0 - bend * bend)
+            byte = (slope * 200.0 + (8388608 + 26.0)).to(tl.int32, bitcast=True) & 0xFF
+            value = acc * below
         at, real = _places(m, n, high, wide, BM, WIDE, WARPS)
-        tl.store(kept + at, _packed(byte, BM, WIDE, WARPS), mask=real)
-        value = acc * below
+        tl.store(kept + at, _packed(byte, FAST, BM, WIDE, WARPS), mask=real)
     y.store([client, m, n], value.to(y.dtype).reshape(1, BM, WIDE))
 
 
@@ -175,9 +227,14 @@ def usable(x: Tensor, weight: Tensor) -> bool:
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Tiling) -> tuple[Tensor, Tensor]:
     """gelu(h) and the slope there, in bytes, of h = x W^T + b, for x [G, N, inputs] and W [outputs, inputs]."""
-    (groups, rows, _), hidden = x.shape, len(weight)
-    kept = blank(groups, -(-rows // 64), -(-hidden // 64) * 4096, dtype=torch.uint8, device=x.device)
+    kept = room(x, len(weight))
     return _run(x, weight, kept, bias, False, cut), kept
+
+
+def room(x: Tensor, hidden: int) -> Tensor:
+    """Memory for the bytes of so many slopes of every row of x."""
+    groups, rows, _ = x.shape
+    return blank(groups, -(-rows // 64), -(-hidden // 64) * 4096, dtype=torch.uint8, device=x.device)
 
 
 def backward(g: Tensor, weight: Tensor, kept: Tensor, cut: Tiling) -> Tensor:

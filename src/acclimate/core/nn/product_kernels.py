@@ -78,7 +78,7 @@ def _write(acc, y, bias, client, m, n, N, BIAS: tl.constexpr, BM: tl.constexpr, 
 @jit
 def _tile(
     tile, x, w, a, v, y, u, bias, scale, rows, N, K,
-    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr,
+    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr, LYING: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """One tile, which is written in one or two parts."""
@@ -100,7 +100,8 @@ def _tile(
         rounded = (low * scale).to(u.dtype.element_ty)
         if n == 0:
             tl.store(u + at, rounded, mask=real)
-    acc = tl.dot(rounded, v.load([client, 0, n]).reshape(R, BN), acc)
+    own = v.load([client, 0, n]).reshape(R, BN) if LYING else v.load([client, n, 0]).reshape(BN, R).T
+    acc = tl.dot(rounded, own, acc)
     if PARTS == 2:
         left, right = acc.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
         _write(left, y, bias, client, m, n, N, BIAS, BM, BN // 2)
@@ -113,20 +114,21 @@ def _tile(
 @jit(do_not_specialize=["rows", "tiles"])
 def _product(
     x, w, a, v, y, u, bias, scale, rows, N, K, tiles,
-    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr,
+    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr, LYING: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, LASTING: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of y. x, w, a, v and y are descriptors; u gets, or has, x A^T times the scale. A LASTING program goes on to
-    other tiles."""
+    """Tiles of y. x, w, a, v and y are descriptors; u gets, or has, x A^T times the scale. V has its outputs side by
+    side if LYING, else its ranks. A LASTING program goes on to other tiles."""
     if LASTING:
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
             _tile(
-                tile, x, w, a, v, y, u, bias, scale, rows, N, K, RANKS, BIAS, GIVEN, TURNED, BM, BN, BK, R, PARTS
+                tile, x, w, a, v, y, u, bias, scale, rows, N, K, RANKS, BIAS, GIVEN, TURNED, LYING, BM, BN, BK, R,
+                PARTS,
             )  # fmt: skip
     else:
         _tile(
-            tl.program_id(0), x, w, a, v, y, u, bias, scale, rows, N, K, RANKS, BIAS, GIVEN, TURNED, BM, BN, BK, R,
-            PARTS,
+            tl.program_id(0), x, w, a, v, y, u, bias, scale, rows, N, K, RANKS, BIAS, GIVEN, TURNED, LYING, BM, BN, BK,
+            R, PARTS,
         )  # fmt: skip
 
 
@@ -166,14 +168,16 @@ def _run(
     y = blank(groups, rows, outputs, dtype=x.dtype, device=x.device)
     (bm, bn, bk), r = cut[:3], max(RANK, 1 << (rank - 1).bit_length())
     turned = weight.stride(-1) != 1
+    lying = v.stride(-1) != 1 or rank * v.element_size() % 16 != 0  # the copy engine wants rows of 16 bytes
+    own = (dense(v.mT), [1, r, bn]) if lying else (dense(v), [1, bn, r])
     shared = (weight.mT, [bk, bn]) if turned else (weight, [bn, bk])
     boxes: tuple[tuple[Tensor, list[int]], ...] = (
-        (x, [1, bm, bk]), shared, (dense(a), [1, r, bk]), (dense(v.mT), [1, r, bn]), (y, [1, bm, bn // cut.parts]),
+        (x, [1, bm, bk]), shared, (dense(a), [1, r, bk]), own, (y, [1, bm, bn // cut.parts]),
     )  # fmt: skip
     described: list[Any] = [TensorDescriptor.from_tensor(t, box) for t, box in boxes]
     tiles = groups * -(-rows // bm) * -(-outputs // bn)
     _product[(cut.programs(tiles, x),)](
         *described, u, x if bias is None else bias, scale, rows, outputs, inputs, tiles, rank, bias is not None, given,
-        turned, bm, bn, bk, r, cut.parts, cut.lasting > 0, num_warps=cut.warps, num_stages=cut.stages,
+        turned, lying, bm, bn, bk, r, cut.parts, cut.lasting > 0, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return y

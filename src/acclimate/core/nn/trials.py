@@ -22,10 +22,12 @@ from . import (
     pair_kernels,
     product_kernels,
     rehearsal,
+    resident_kernels,
     row_kernels,
 )
 from .attention_block_kernels import Blocks
 from .product_kernels import CUTS, Tiling
+from .resident_kernels import RESIDENT
 
 log = logging.getLogger("acclimate")
 
@@ -33,10 +35,25 @@ APART = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """How far results may be from those of torch's operations, relative to their norm; else something is wrong."""
 FEW = 300
 """Rows of a trial: more than a tile has, and no multiple of it."""
-product, summed = product_kernels.product, product_kernels.summed
 norm, norm_back = row_kernels.norm, row_kernels.norm_back
 slopes = pair_kernels.slopes
 gelu, gelu_back = gelu_kernels.gelu, gelu_kernels.gelu_back
+
+
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor, scale: float = 1.0, cut: Tiling = CUTS[0]
+) -> tuple[Tensor, Tensor]:
+    """As `product_kernels.product`, which it is, or `resident_kernels.product` with its cut."""
+    if cut == RESIDENT:
+        return resident_kernels.product(x, weight, bias, a, v, scale)
+    return product_kernels.product(x, weight, bias, a, v, scale, cut)
+
+
+def summed(x: Tensor, weight: Tensor, u: Tensor, v: Tensor, cut: Tiling = CUTS[0]) -> Tensor:
+    """As `product_kernels.summed`, likewise."""
+    if cut == RESIDENT:
+        return resident_kernels.summed(x, weight, u, v)
+    return product_kernels.summed(x, weight, u, v, cut)
 
 
 def serves(x: Tensor, weight: Tensor, rank: int, cut: Tiling = CUTS[0]) -> bool:
@@ -45,6 +62,8 @@ def serves(x: Tensor, weight: Tensor, rank: int, cut: Tiling = CUTS[0]) -> bool:
     They spare a pass over y and are slower than torch's product, which pays unless y is narrower than x.
     """
     if not product_kernels.usable(x, weight) or (x.is_cuda and weight.shape[0] < weight.shape[1]):
+        return False
+    if cut == RESIDENT and not resident_kernels.usable(x, weight, rank):
         return False
     kind = ("product", tuple(weight.shape), weight.stride(-1) == 1, rank, cut.name)
     return works(kind, x, lambda: _product_trial(x, weight, rank, cut))

@@ -1,0 +1,399 @@
+"""Products of many rows with a weight that stays on the processor, in Gluon, for Hopper's warpgroups.
+
+    gelu(h) and the slope gelu'(h), of h = x W^T + b          `raised`
+    (g W) gelu'(h)                                            `lowered`
+    x W^T + b + u V^T, u = scale x A^T                        `product`
+    x W^T + u V^T                                             `summed`
+
+A processor keeps 128 rows of W, whole, and goes over tiles of x. One warp has the copy engine bring pieces of x, many
+at a time; two warpgroups take tiles in turns: one multiplies while the other finishes its tile and has it written.
+GELU's slope is kept in bytes that lie as `hidden_kernels` has them; before they are rounded, it and tanh are computed
+in pairs of float16. Sums have a fixed order, so results repeat to the bit.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import hidden_kernels
+from .kernels import AVAILABLE, INTERPRETED
+from .product_kernels import RANK, Tiling, dense
+from .rehearsal import blank, late
+
+gluon: Any = None
+if AVAILABLE and not INTERPRETED:
+    try:
+        from triton.experimental import gluon  # type: ignore[no-redef]
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon.language.nvidia.hopper import (
+            fence_async_shared,
+            mbarrier,
+            tma,
+            warpgroup_mma,
+            warpgroup_mma_wait,
+        )
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+    except ImportError:  # an older Triton
+        gluon = None
+
+RESIDENT = Tiling(128, 128, 64, 4, 6, 2, 1)
+"""How its products are cut, in the words of the other kernels; warps are those of one of the two warpgroups."""
+ROWS, COLUMNS, DEPTH, HALF = *RESIDENT[:3], RESIDENT.columns // RESIDENT.parts
+MEMORY, LEAST = 232_448 - 1024, 3
+"""Bytes of a processor's shared memory without those for barriers, and the fewest pieces of x that pay."""
+REGISTERS, FEW, ALL = 240, 24, 168
+"""Of a thread that multiplies, of one that only brings, and of any before they are told apart."""
+
+
+def _jit(f: Any = None, **options: Any) -> Any:
+    """A kernel of this function, or the function itself where there is no Gluon."""
+    if gluon is None:
+        return f if f is not None else (lambda g: g)
+    return gluon.jit(**options)(f) if f is not None else (lambda g: gluon.jit(**options)(g))
+
+
+if gluon is not None:
+    _BENT = gl.constexpr(hidden_kernels.BENT)
+
+
+@_jit
+def _halves(acc, BM: gl.constexpr, BN: gl.constexpr):
+    """The left and the right columns of a tile."""
+    return gl.split(acc.reshape(BM, 2, BN // 2).permute(0, 2, 1))
+
+
+@_jit
+def _ordered(t, BM: gl.constexpr):
+    """A tile [BM, 64] with threads' sums in the order of `hidden_kernels`' bytes, and the first and third of every four
+    of them: each stands for two."""
+    even, odd = gl.split(t.reshape(BM // 64, 4, 2, 8, 1, 4, 2, 4, 2).permute(1, 0, 4, 2, 3, 7, 5, 6, 8))
+    first, third = gl.split(even)
+    return first.reshape(4, BM // 32, 128), third.reshape(4, BM // 32, 128)
+
+
+@_jit
+def _places(m, n, high, wide, BM: gl.constexpr):
+    """Where the slopes of a tile [BM, 64] lie, in fours, and which there is room for."""
+    i = gl.expand_dims(gl.expand_dims(gl.arange(0, BM // 32), 0), 2)
+    warp = gl.expand_dims(gl.expand_dims(gl.arange(0, 4), 1), 2)
+    thread = gl.expand_dims(gl.expand_dims(gl.arange(0, 128), 0), 1)
+    row = m // 64 + i // 2
+    block = (row * wide + n // 64) * 8 + (i % 2) * 4 + warp
+    real = (row < high) & (warp >= 0) & (thread >= 0)
+    return block * 128 + thread, real
+
+
+@_jit
+def _read(kept, m, n, high, wide, BM: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.constexpr):
+    """The slopes of a half of a tile, in fours, where the threads have the sums."""
+    left, right = _halves(gl.full([BM, BN], 0, gl.int32, LAYOUT), BM, BN)
+    first, third = _ordered(left, BM)
+    at, real = _places(m, n, high, wide, BM)
+    LYING: gl.constexpr = first.type.layout
+    return gl.load(kept + gl.set_auto_layout(at, LYING), mask=gl.set_auto_layout(real, LYING), other=0)
+
+
+@_jit
+def _steep(acc, fours, BM: gl.constexpr):
+    """Sums times their slopes, which were in bytes: each is put where a number between 1 and 2 has its digits."""
+    first, second = ((fours << 8) & 0xFF00) | 0x3F800000, (fours & 0xFF00) | 0x3F800000
+    third, fourth = ((fours >> 8) & 0xFF00) | 0x3F800000, ((fours >> 16) & 0xFF00) | 0x3F800000
+    t = gl.join(gl.join(first, third), gl.join(second, fourth))
+    t = t.reshape(4, BM // 64, 1, 2, 8, 4, 4, 2, 2).permute(1, 0, 3, 4, 2, 6, 7, 5, 8).reshape(BM, 64)
+    slope = t.to(gl.float32, bitcast=True) * (32768 / 200.0) - (32768 + 26.0) / 200.0
+    return (acc * gl.convert_layout(slope, acc.type.layout, assert_trivial=True)).to(gl.bfloat16)
+
+
+@_jit
+def _bent(acc, kept, m, n, high, wide, BM: gl.constexpr):
+    """GELU of sums; their slopes are written."""
+    value, byte = gl.inline_asm_elementwise(
+        _BENT, "=r,=r,=r,f,f", [acc], dtype=(gl.bfloat16, gl.int32), is_pure=True, pack=2
+    )  # fmt: skip
+    first, third = _ordered(byte, BM)
+    fours = gl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $2, 0x6420;", "=r,r,r", [first, third], dtype=gl.int32, is_pure=True, pack=1
+    )  # fmt: skip
+    at, real = _places(m, n, high, wide, BM)
+    LYING: gl.constexpr = fours.type.layout
+    gl.store(kept + gl.set_auto_layout(at, LYING), fours, mask=gl.set_auto_layout(real, LYING))
+    return value
+
+
+@_jit
+def _write(value, to, y, client, m, n, BM: gl.constexpr):
+    """Have the copy engine write a half of a tile, once it has read the one before."""
+    tma.store_wait(0)
+    to.reshape([BM, value.shape[1]]).store(value)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(y, [client, m, n], to)
+
+
+@_jit
+def _bring(
+    boxes, places, bars, n, first, step, tiles, down,
+    KIND: gl.constexpr, KT: gl.constexpr, STAGES: gl.constexpr, TURNED: gl.constexpr, LYING: gl.constexpr,
+    BM: gl.constexpr, BK: gl.constexpr,
+):  # fmt: skip
+    """Bring W once, and of every tile x, A's and V's parts."""
+    x, w, a, v, y = boxes
+    xs, ws, as_, vs, ys = places
+    whole, ready, empty, here, gone, turns = bars
+    mbarrier.expect(whole, KT * w.block_type.nbytes)
+    for k in gl.static_range(KT):
+        if TURNED:
+            tma.async_copy_global_to_shared(w, [k * BK, n], whole, ws.index(k))
+        else:
+            tma.async_copy_global_to_shared(w, [n, k * BK], whole, ws.index(k))
+    at = 0
+    turn = 0
+    for tile in range(first, tiles, step):
+        client = tile // down
+        m = (tile % down) * BM
+        if KIND == "product" or KIND == "summed":
+            which = turn & 1
+            mbarrier.wait(gone.index(which), ((turn >> 1) & 1) ^ 1)
+            mbarrier.expect(here.index(which), v.block_type.nbytes)
+            if LYING:
+                tma.async_copy_global_to_shared(v, [client, 0, n], here.index(which), vs.index(which))
+            else:
+                tma.async_copy_global_to_shared(v, [client, n, 0], here.index(which), vs.index(which))
+            turn += 1
+        for piece in range(KT):
+            stage = at % STAGES
+            mbarrier.wait(empty.index(stage), ((at // STAGES) & 1) ^ 1)
+            if KIND == "product":
+                mbarrier.expect(ready.index(stage), x.block_type.nbytes + a.block_type.nbytes)
+                tma.async_copy_global_to_shared(a, [client, 0, piece * BK], ready.index(stage), as_.index(stage))
+            else:
+                mbarrier.expect(ready.index(stage), x.block_type.nbytes)
+            tma.async_copy_global_to_shared(x, [client, m, piece * BK], ready.index(stage), xs.index(stage))
+            at += 1
+
+
+@_jit
+def _low_rows(u, client, m, rows, RANKS: gl.constexpr, R: gl.constexpr, BM: gl.constexpr, LAYOUT: gl.constexpr):
+    """Where rows of u lie, and which there are."""
+    r = m + gl.arange(0, BM, layout=gl.SliceLayout(1, LAYOUT))
+    c = gl.arange(0, R, layout=gl.SliceLayout(0, LAYOUT))
+    at = (client.to(gl.int64) * rows + r).to(gl.int64) * RANKS
+    return u + (at[:, None] + c[None, :]), (r < rows)[:, None] & (c < RANKS)[None, :]
+
+
+@_jit
+def _multiply(
+    which: gl.constexpr, boxes, places, bars, kept, u, bias, scale, n, first, step, tiles, down, rows, high, wide,
+    KIND: gl.constexpr, KT: gl.constexpr, STAGES: gl.constexpr, TURNED: gl.constexpr, LYING: gl.constexpr,
+    BIAS: gl.constexpr, RANKS: gl.constexpr, R: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+):  # fmt: skip
+    """Every other tile. The warpgroups wait for each other's turn: a barrier only tells whether its last round is over,
+    so nobody may look at it a round too early."""
+    x, w, a, v, y = boxes
+    xs, ws, as_, vs, ys = places
+    whole, ready, empty, here, gone, turns = bars
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    LOW: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, R, 16])
+    FACTOR: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    OWN: gl.constexpr = KIND == "product" or KIND == "summed"
+    HALF: gl.constexpr = BN // 2
+    to = ys.index(which)
+    mbarrier.wait(whole, 0)
+    at = which * KT
+    turn = 0
+    for tile in range(first + which * step, tiles, 2 * step):
+        client = tile // down
+        m = (tile % down) * BM
+        own = kept + client.to(gl.int64) * high * wide * 1024
+        if KIND == "lowered":  # under way while the sums are made
+            left_fours = _read(own, m, n, high, wide, BM, BN, SUMS)
+            right_fours = _read(own, m, n + HALF, high, wide, BM, BN, SUMS)
+        if KIND == "summed":
+            spot, real = _low_rows(u, client, m, rows, RANKS, R, BM, FACTOR)
+            factor = gl.load(spot, mask=real, other=0.0)
+        acc = gl.zeros([BM, BN], gl.float32, SUMS)
+        low = gl.zeros([BM, R], gl.float32, LOW)
+        mbarrier.wait(turns.index(which), (turn & 1) ^ 1 ^ which)
+        for k in gl.static_range(KT):
+            stage = at % STAGES
+            mbarrier.wait(ready.index(stage), (at // STAGES) & 1)
+            part = xs.index(stage).reshape([BM, BK])
+            columns = ws.index(k) if TURNED else ws.index(k).permute((1, 0))
+            acc = warpgroup_mma(part, columns, acc, is_async=True, use_acc=k > 0)
+            if KIND == "product":
+                columns = as_.index(stage).reshape([R, BK]).permute((1, 0))
+                low = warpgroup_mma(part, columns, low, is_async=True, use_acc=k > 0)
+                if k > 0:
+                    acc, low = warpgroup_mma_wait(2, (acc, low))
+            elif k > 0:
+                acc = warpgroup_mma_wait(1, (acc,))
+            if k > 0:
+                mbarrier.arrive(empty.index((at - 1) % STAGES), count=1)
+            at += 1
+        mbarrier.arrive(turns.index(1 - which), count=1)
+        if KIND == "product":
+            acc, low = warpgroup_mma_wait(0, (acc, low))
+        else:
+            acc = warpgroup_mma_wait(0, (acc,))
+        mbarrier.arrive(empty.index((at - 1) % STAGES), count=1)
+        at += KT
+        if KIND == "product":
+            rounded = (low * scale).to(gl.bfloat16)
+            if n == 0:
+                spot, real = _low_rows(u, client, m, rows, RANKS, R, BM, LOW)
+                gl.store(spot, rounded, mask=real)
+            factor = gl.convert_layout(rounded, FACTOR)
+        if OWN:
+            mbarrier.wait(here.index(which), turn & 1)
+            part = vs.index(which).reshape([R, BN]) if LYING else vs.index(which).reshape([BN, R]).permute((1, 0))
+            acc = warpgroup_mma(factor, part, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, (acc,))
+            mbarrier.arrive(gone.index(which), count=1)
+        turn += 1  # noqa: SIM113
+        if BIAS:
+            cols = n + gl.arange(0, BN, layout=gl.SliceLayout(0, SUMS))
+            acc += gl.load(bias + cols).to(gl.float32)[None, :]
+        left, right = _halves(acc, BM, BN)
+        if KIND == "raised":
+            _write(_bent(left, own, m, n, high, wide, BM), to, y, client, m, n, BM)
+            _write(_bent(right, own, m, n + HALF, high, wide, BM), to, y, client, m, n + HALF, BM)
+        elif KIND == "lowered":
+            _write(_steep(left, left_fours, BM), to, y, client, m, n, BM)
+            _write(_steep(right, right_fours, BM), to, y, client, m, n + HALF, BM)
+        else:
+            _write(left.to(gl.bfloat16), to, y, client, m, n, BM)
+            _write(right.to(gl.bfloat16), to, y, client, m, n + HALF, BM)
+    tma.store_wait(0)
+
+
+@late
+@_jit(do_not_specialize=["rows", "tiles", "down", "high"])
+def _resident(
+    x, w, a, v, y, kept, u, bias, scale, rows, tiles, down, across, high, wide,
+    KIND: gl.constexpr, KT: gl.constexpr, STAGES: gl.constexpr, TURNED: gl.constexpr, LYING: gl.constexpr,
+    BIAS: gl.constexpr, RANKS: gl.constexpr, R: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, MANY: gl.constexpr, FEW: gl.constexpr,
+):  # fmt: skip
+    """Tiles of y with the same columns. x, w, a, v and y are descriptors."""
+    SOME: gl.constexpr = STAGES if KIND == "product" else 1
+    xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES] + x.block_type.shape, x.layout)
+    ws = gl.allocate_shared_memory(gl.bfloat16, [KT] + w.block_type.shape, w.layout)
+    as_ = gl.allocate_shared_memory(gl.bfloat16, [SOME] + a.block_type.shape, a.layout)
+    vs = gl.allocate_shared_memory(gl.bfloat16, [2] + v.block_type.shape, v.layout)
+    ys = gl.allocate_shared_memory(gl.bfloat16, [2] + y.block_type.shape, y.layout)
+    whole = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    here = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    gone = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(whole, count=1)
+    for s in gl.static_range(STAGES):
+        mbarrier.init(ready.index(s), count=1)
+        mbarrier.init(empty.index(s), count=1)
+    for s in gl.static_range(2):
+        mbarrier.init(here.index(s), count=1)
+        mbarrier.init(gone.index(s), count=1)
+        mbarrier.init(turns.index(s), count=1)
+    fence_async_shared()
+    n = (gl.program_id(0) % across) * BN
+    first, step = gl.program_id(0) // across, gl.num_programs(0) // across
+    boxes, places, bars = (x, w, a, v, y), (xs, ws, as_, vs, ys), (whole, ready, empty, here, gone, turns)
+    gl.warp_specialize([
+        (_multiply, (0, boxes, places, bars, kept, u, bias, scale, n, first, step, tiles, down, rows, high, wide,
+                     KIND, KT, STAGES, TURNED, LYING, BIAS, RANKS, R, BM, BN, BK)),
+        (_multiply, (1, boxes, places, bars, kept, u, bias, scale, n, first, step, tiles, down, rows, high, wide,
+                     KIND, KT, STAGES, TURNED, LYING, BIAS, RANKS, R, BM, BN, BK)),
+        (_bring, (boxes, places, bars, n, first, step, tiles, down, KIND, KT, STAGES, TURNED, LYING, BM, BK)),
+    ], [4, 1], [MANY, FEW])  # fmt: skip
+
+
+def usable(x: Tensor, weight: Tensor, rank: int = 0) -> bool:
+    """Whether the kernel takes rows [G, N, inputs] and a weight [outputs, inputs] like these, where they lie, and pairs
+    of this rank."""
+    outputs, inputs = weight.shape
+    if gluon is None or x.dtype != torch.bfloat16 or not x.is_cuda:
+        return False
+    if torch.cuda.get_device_capability(x.device)[0] != 9:
+        return False
+    fits = not (inputs % DEPTH or outputs % COLUMNS) and _stages("product", inputs, _filled(rank)) >= LEAST
+    aligned = x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0 and 1 in weight.stride()
+    return fits and aligned and outputs // COLUMNS <= _processors(x) and bool(x.numel())
+
+
+def raised(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As `hidden_kernels.forward`."""
+    kept = hidden_kernels.room(x, len(weight))
+    return _run("raised", x, weight, bias, kept=kept), kept
+
+
+def lowered(g: Tensor, weight: Tensor, kept: Tensor) -> Tensor:
+    """As `hidden_kernels.backward`."""
+    return _run("lowered", g, weight.mT, None, kept=kept.contiguous())
+
+
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """As `product_kernels.product`."""
+    u = blank(*x.shape[:2], a.shape[1], dtype=x.dtype, device=x.device)
+    return _run("product", x, weight, bias, a=a, v=v, u=u, scale=scale), u
+
+
+def summed(x: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """As `product_kernels.summed`."""
+    return _run("summed", x, weight, None, v=v, u=u.contiguous())
+
+
+def _filled(rank: int) -> int:
+    """The rank that is multiplied with: the hardware wants a power of two."""
+    return max(RANK, 1 << max(rank - 1, 0).bit_length())
+
+
+def _processors(x: Tensor) -> int:
+    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
+
+
+def _stages(kind: str, inputs: int, rank: int) -> int:
+    """How many pieces of x there is room for."""
+    each = rank if kind == "product" else 0  # rows of A, which come with every piece
+    taken = COLUMNS * inputs + RESIDENT.parts * ROWS * HALF + 2 * COLUMNS * rank + DEPTH * (rank - each)
+    return min(RESIDENT.stages, (MEMORY // 2 - taken) // (DEPTH * (ROWS + each)))
+
+
+def _box(t: Tensor, *shape: int) -> Any:
+    return TensorDescriptor.from_tensor(t, list(shape), gl.NVMMASharedLayout.get_default_for(list(shape), gl.bfloat16))
+
+
+def _run(
+    kind: str, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Tensor | None = None, a: Tensor | None = None,
+    v: Tensor | None = None, u: Tensor | None = None, scale: float = 1.0,
+) -> Tensor:  # fmt: skip
+    x, (groups, rows, inputs), outputs = dense(x), x.shape, len(weight)
+    y = blank(groups, rows, outputs, dtype=x.dtype, device=x.device)
+    rank, turned = 0 if u is None else u.shape[2], weight.stride(-1) != 1
+    lying, r = v is None or v.stride(-1) != 1 or rank % 8 != 0, _filled(rank)
+    if v is None:
+        own = _box(y, 1, r, COLUMNS)  # nobody reads it
+    else:  # the copy engine wants rows of 16 bytes
+        own = _box(dense(v.mT), 1, r, COLUMNS) if lying else _box(dense(v), 1, COLUMNS, r)
+    boxes = (
+        _box(x, 1, ROWS, DEPTH),
+        _box(weight.mT, DEPTH, COLUMNS) if turned else _box(weight, COLUMNS, DEPTH),
+        _box(x if a is None else dense(a), 1, r, DEPTH),
+        own,
+        _box(y, 1, ROWS, HALF),
+    )
+    across, down = outputs // COLUMNS, -(-rows // ROWS)
+    fours = y if kept is None else kept.view(torch.int32)
+    _resident[(_processors(x) // across * across,)](
+        *boxes, fours, y if u is None else u, y if bias is None else bias, scale, rows, groups * down, down, across,
+        -(-rows // 64), outputs // 64, kind, inputs // DEPTH, _stages(kind, inputs, r), turned, lying,
+        bias is not None, rank, r, ROWS, COLUMNS, DEPTH, REGISTERS, FEW, num_warps=4, maxnreg=ALL,
+    )  # fmt: skip
+    return y
