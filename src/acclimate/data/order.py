@@ -31,7 +31,7 @@ def grouped(column: ValueColumn, where: str, field: str) -> tuple[np.ndarray, tu
     if column.missing.any():
         what = f"{column.name!r} is missing in row {first_missing(column)}"
         raise ValueError(f"{where}: {what}; fill it, or remove the row (data.{field})")
-    return column.groups()
+    return dates.named(column).groups()
 
 
 def first_missing(column: ValueColumn) -> str:
