@@ -3,13 +3,13 @@
 import gc
 import importlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-os.environ["ACCLIMATE_SECRETS"] = tempfile.mkdtemp(prefix="acclimate-keys-")  # no key of a test in the home folder
+os.environ["ACCLIMATE_SECRETS"] = os.devnull  # no key of a test in the home folder; `keys_are_the_sessions` has one
 os.environ.pop("COLUMNS", None)  # a window's width is none of the tests' business
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start: they share two cores
 
@@ -24,6 +24,15 @@ settings.register_profile(
     "steady", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("steady")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def keys_are_the_sessions(tmp_path_factory):
+    """Keys lie in a folder that the session removes in the end. Where it is killed, pytest does so later."""
+    folder = tmp_path_factory.mktemp("keys")
+    os.environ["ACCLIMATE_SECRETS"] = str(folder)
+    yield
+    shutil.rmtree(folder, ignore_errors=True)  # a process that is still ending may write into it
 
 
 @pytest.fixture(scope="session", autouse=True)

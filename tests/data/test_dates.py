@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from acclimate.data import Table, Windows, dates, raw
+from acclimate.data import Table, Windows, dates, of, raw
 from acclimate.data.columns import of_values
 from acclimate.data.world import Feature
 
@@ -46,6 +46,92 @@ def test_dates_that_may_be_numbers_are_read_when_asked_for():
         *[0.0, 8.5, pytest.approx(23.985), None, None, None]
     ]
     assert dates.iso(19874) == "2024-05-31"
+
+
+@pytest.mark.parametrize(
+    ("at", "name"),
+    [
+        ("1970-01-01", "1970-01-01"),
+        ("1969-12-31T23:00", "1969-12-31T23:00"),
+        ("2024-05-31T00:00:00", "2024-05-31"),
+        ("2024-05-31T08:00:00", "2024-05-31T08:00"),
+        ("2024-05-31T00:00:10", "2024-05-31T00:00:10"),
+        ("2024-05-31T00:30:00.250", "2024-05-31T00:30:00.25"),
+        ("2059-09-18T08:30:00.000001", "2059-09-18T08:30:00.000001"),
+        ("2059-09-18T08:30:00.999999", "2059-09-18T08:30:00.999999"),
+        ("8501-12-31T21:40", "8501-12-31T21:40"),
+        ("0001-01-01T00:01", "0001-01-01T00:01"),
+    ],
+)
+def test_a_date_has_a_name_with_its_time_where_it_has_one(at, name):
+    found = dates.named(of_values("at", np.array([at, "NaT"], "datetime64[us]")))
+    assert found.words == (dates.moment(dates.days(at)),) == (name,) and found.codes.tolist() == [0, -1]
+
+
+def test_dates_of_one_name_are_one():
+    far = np.array(["3000-01-02", "3000-01-01T00:00:00.0001", "3000-01-01T00:00:00.0002"], "datetime64[us]")
+    found = dates.named(of_values("at", far))
+    assert found.words == ("3000-01-01", "3000-01-02") and found.codes.tolist() == [1, 0, 0]
+
+
+SOURCES = ["text", "numpy", "Python", "CSV", "Parquet", "pandas", "polars"]
+
+
+@pytest.mark.parametrize("offset", ["", "+02:00"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_classes_clients_and_domains_are_named_by_dates_in_every_source_alike(source, offset):
+    at = [f"2024-05-31 08:30:00{offset}", f"2024-06-01 00:00:00{offset}", f"2023-01-01 02:00:00.5{offset}"] * 8
+    names = ("2023-01-01T02:00:00.5", "2024-05-31T08:30", "2024-06-01")
+    names = ("2023-01-01T00:00:00.5", "2024-05-31T06:30", "2024-05-31T22:00") if offset else names
+    utc = [datetime.datetime.fromisoformat(a).astimezone(datetime.UTC) for a in at]
+    python = utc if offset else [datetime.datetime.fromisoformat(a) for a in at]
+    given = {"at": at, "v": list(range(24)), "kind": list("aabb") * 6}
+
+    def made(**settings):
+        if source == "CSV":
+            return Table(file=written(given), **settings)
+        if source == "Parquet":
+            arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            parquet.write_table(arrow.table({**given, "at": python}), "v.parquet")
+            return Table(file="v.parquet", **settings)
+        if source in ("pandas", "polars"):
+            return Table.of(pytest.importorskip(source).DataFrame({**given, "at": python}), **settings)
+        utc_values = np.array([p.replace(tzinfo=None) for p in python], "datetime64[ns]")
+        return Table.of({**given, "at": {"text": at, "numpy": utc_values, "Python": python}[source]}, **settings)
+
+    classes = made(label="at", drop=("kind",), clients=2).load()
+    assert classes.classes == names and classes.y.tolist() == [1, 2, 0] * 8
+    clients = made(label="kind", client="at").load()
+    assert clients.user_names == names and clients.users.tolist() == [1, 2, 0] * 8
+    domains = made(label="kind", domain="at", held_out=names[:1], clients=2).load()
+    assert domains.domains == names and domains.domain.tolist() == [1, 2, 0] * 8
+
+
+def test_arrays_are_named_by_dates_too():
+    days = np.array(["2024-05-31", "2024-06-01"] * 20, "datetime64[D]")
+    e = of(np.arange(40.0).reshape(40, 1), days, client=days, domain=days + np.timedelta64(30, "m")).load()
+    assert e.classes == e.user_names == ("2024-05-31", "2024-06-01")
+    assert e.domains == ("2024-05-31T00:30", "2024-06-01T00:30")
+
+
+def test_a_label_of_many_times_is_no_quantity_in_any_source():
+    at = [f"2024-05-31T08:{i % 30:02d}" for i in range(90)]
+    for values in (at, np.array(at, "datetime64[s]")):
+        assert len(Table.of({"at": values, "v": range(90)}, label="at", clients=2).load().classes) == 30
+
+
+def test_what_is_no_date_in_every_row_keeps_its_name():
+    for values in (["2024-05-31 00:00:00", "later"], ["08:30", "09:30:00"], ["2024-05", "2024-06"]):
+        found = Table.of({"at": values * 10, "v": range(20)}, label="at", clients=2).load()
+        assert found.classes == tuple(values)
+
+
+def test_series_of_new_readings_are_named_by_dates():
+    found = raw.RawWindows(("u",), 2, client="day")
+    days = ["2024-05-31", "2024-05-31", "2024-06-01"]
+    for values in (days, np.array(days, "datetime64[ns]"), np.array(days, "datetime64[D]")):
+        with pytest.raises(ValueError, match="here: has 1 readings of day '2024-06-01', which are fewer"):
+            found.of({"day": values, "u": [1, 2, 3]}, "here")
 
 
 def visits(rows=40):

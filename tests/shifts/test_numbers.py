@@ -233,13 +233,50 @@ def test_quantile_keeps_the_highest_of_a_column():
             assert torch.equal(left.sort(descending=True).values, values[: len(left)])
     assert built.card == {"severity": 5, "column": "1", "share": 0.2}
     assert ac.shifts.Quantile().build(ac.data.Cells().world(), KEY).card["column"] == "mean-radius"
-    with pytest.raises(ValueError, match="Quantile: column='size' must be one of 0, 1, 2, 3"):
+    with pytest.raises(
+        ValueError, match=r"column='size' must be one of 0, 1, 2, 3, or an input's number \(0, 1, 2, \.\.\.\)"
+    ):
         ac.shifts.Quantile(column="size").build(world, KEY)
-    words = ac.data.Table.of({"age": range(60), "colour": ["red", "blue", "green"] * 20, "y": [0, 1] * 30}, label="y")
-    with pytest.raises(ValueError, match="must be one of age, colour, or an input's number, 0 to 3"):
-        ac.shifts.Quantile(column="size").build(words.world(), KEY)
     with pytest.raises(ValueError, match="have no columns"):
         ac.shifts.Quantile().build(ac.data.Digits(clients=2, fraction=0.1).world(), KEY)
+
+
+def test_quantile_goes_by_numbers_dates_and_times_and_never_by_words():
+    who = [i % 3 for i in range(60)]
+    table = {
+        "who": who,
+        "town": [f"t{w}" for w in who],  # tells clients apart
+        "age": [None if i % 9 == 4 else float(i) for i in range(60)],
+        "day": [f"2024-{w + 1:02d}-{i % 28 + 1:02d}" for i, w in enumerate(who)],
+        "clock": [f"{i % 24:02d}:30" for i in range(60)],
+        "y": [0, 1] * 30,
+    }
+    world = ac.data.Table.of(table, label="y", client="who").world()
+    assert [(f.column, f.kind) for f in world.examples.features] == [
+        *[("town", "word")] * 3,
+        *[("age", "number"), ("age", "missing"), ("day", "date"), ("clock", "time")],
+    ]
+    assert ac.shifts.Quantile().build(world, KEY).card["column"] == "day"
+    for place, column in ((3, "age"), (5, "day"), (6, "clock")):
+        built = [ac.shifts.Quantile(severity=5, column=c).build(world, KEY) for c in (column, str(place))]
+        assert built[0].card == built[1].card == {"severity": 5, "column": column, "share": 0.2}
+        for c, test in enumerate(world.test):
+            left = [world.examples.x[b.shards.own(c), place] for b in built]
+            highest = world.examples.x[test, place].sort(descending=True).values[: round(0.2 * len(test))]
+            assert torch.equal(left[0], left[1]) and torch.equal(left[0].sort(descending=True).values, highest)
+    allowed = r"must be one of age, day, clock, or an input's number \(3, 5, 6\)$"
+    says = "^Quantile: column='town' holds words, and no word is higher than another; it "
+    with pytest.raises(ValueError, match=says + allowed):
+        ac.shifts.Quantile(column="town").build(world, KEY)
+    for column in ("size", "0", "4"):  # the last ones: an input of a word, and the mark of what is missing
+        with pytest.raises(ValueError, match=f"^Quantile: column='{column}' {allowed}"):
+            ac.shifts.Quantile(column=column).build(world, KEY)
+    words = ac.data.Table.of({n: table[n] for n in ("who", "town", "y")}, label="y", client="who").world()
+    for column in ("", "town"):
+        with pytest.raises(
+            ValueError, match=r"^Quantile: all columns \(town\) hold words, and no word is higher than another$"
+        ):
+            ac.shifts.Quantile(column=column).build(words, KEY)
 
 
 def test_quantile_takes_the_column_that_tells_clients_apart_by_its_own_measure():

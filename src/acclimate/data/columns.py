@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ops import opening
 from ..ops.layout import near, some
-from . import delimited
+from . import delimited, periods
 from .delimited import MISSING, STROKES, number
 from .formats import AGAIN, lazy
 
@@ -145,12 +145,14 @@ def _frame_names(frame: Any) -> list[str]:
 
 
 def of_values(name: str, values: np.ndarray, mark: bool = False) -> ValueColumn:
-    """A column of an array: numbers, dates (as days), durations (as seconds), words, or Python objects of these.
+    """A column of an array: numbers, dates and periods (as days), durations (as seconds), words, or objects of these.
 
-    Where it is a `mark`, whole numbers that 64-bit floating-point numbers do not tell apart become words.
+    Where it is a `mark`, whole numbers that 64-bit floating-point numbers do not tell apart, and periods, become words.
     """
     if values.ndim != 1:
         raise ValueError(f"Table: the column {name} has shape {values.shape}; it must have one value per row")
+    if values.dtype.kind == "O" and not mark:
+        values = periods.started(values)
     if values.dtype.kind == "M":
         return ValueColumn(name, np.where(np.isnat(values), np.nan, _days(values)), unit="days")
     if values.dtype.kind == "m":

@@ -60,6 +60,27 @@ def iso(day: float) -> str:
     return (date(1970, 1, 1) + timedelta(days=int(day))).isoformat()
 
 
+def moment(day: float) -> str:
+    """Days since 1970 as a date, with the time in UTC where there is one: to the microsecond, or to the millisecond far
+    from 1970, where microseconds are not told apart."""
+    near = abs(day) < 1 << 15
+    at = np.datetime64(round(day * 86400e6), "us") if near else np.datetime64(round(day * 86400e3), "ms")
+    return str(at).rstrip("0").removesuffix(".").removesuffix("T00:00:00").removesuffix(":00")
+
+
+def named(column: ValueColumn) -> ValueColumn:
+    """The column with its dates as words, which name classes, clients and domains. A date has one name, however a table
+    writes it."""
+    found = read(column, False, "")
+    if found.unit != "days" or found.numbers is None:
+        return column
+    different, places = np.unique(found.numbers[~found.missing], return_inverse=True)
+    words, codes = np.unique(list(map(moment, different)), return_inverse=True)
+    spread = np.full(len(column), -1, np.int32)
+    spread[~found.missing] = codes[places]
+    return ValueColumn(column.name, None, tuple(words.tolist()), spread)
+
+
 def read(column: ValueColumn, asked: bool, where: str) -> ValueColumn:
     """The column with its dates or times as numbers; as it is where it has none, unless they were asked for."""
     cells = _cells(column, asked)

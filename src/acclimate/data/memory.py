@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..core import token_count
-from . import columns, images
+from . import columns, dates, images
 from .dataset import Inputs
 from .fitting import Filled
 from .held import Held, as_array
@@ -155,4 +155,4 @@ def _grouped(name: str, marks: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple
     column = columns.of_values(name, marks[name], mark=True)
     if column.missing.any():
         raise ValueError(f"data.of: {name} is missing in row {int(np.flatnonzero(column.missing)[0]) + 1}; fill it")
-    return column.groups()
+    return dates.named(column).groups()

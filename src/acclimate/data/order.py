@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core import check
-from . import dates
+from . import dates, periods
 from .columns import ValueColumn
 
 SORT = "sort the rows by time (data.time), or name the column that tells series apart (data.client)"
@@ -31,7 +31,7 @@ def grouped(column: ValueColumn, where: str, field: str) -> tuple[np.ndarray, tu
     if column.missing.any():
         what = f"{column.name!r} is missing in row {first_missing(column)}"
         raise ValueError(f"{where}: {what}; fill it, or remove the row (data.{field})")
-    return column.groups()
+    return dates.named(column).groups()
 
 
 def first_missing(column: ValueColumn) -> str:
@@ -50,10 +50,10 @@ def times(column: ValueColumn) -> np.ndarray | None:
 
 
 def dated(frame: Any, name: str = "") -> tuple[Any, str]:
-    """A frame whose index of dates or durations is called `name` where it has no name itself, and what it is called;
-    empty where the index is another, or a column is called so."""
+    """A frame whose index of dates, periods or durations is called `name` where it has no name itself, and what it is
+    called; empty where the index is another, or a column is called so."""
     index: Any = getattr(frame, "index", None)
-    if getattr(getattr(index, "dtype", None), "kind", "") not in ("M", "m"):
+    if not periods.of_time(index):
         return frame, ""
     called = index.name if isinstance(index.name, str) else name or "time"
     return (frame, "") if called in frame.columns else (frame.rename_axis(called), called)

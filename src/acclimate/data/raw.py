@@ -128,7 +128,7 @@ class RawWindows:
         """Whose every series is and its rows; one series of nobody where no column says it."""
         users, whose = None, tuple[str, ...]()
         if self.client in given:
-            marks = columns.of_values(self.client, _words(given[self.client], ()))
+            marks = columns.of_values(self.client, given[self.client], mark=True)
             users, whose = order.grouped(marks, where, "client")
         if self.time in given:
             apart = f"or add the column {self.client!r}, which tells series apart"

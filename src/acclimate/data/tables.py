@@ -104,7 +104,7 @@ class TableRows(Measured):
         path = self.place()
         assert path is not None
         name = f"{type(self).__module__}:{type(self).__qualname__}"
-        return cache.fetch(name, {**self._options(), "reader": 7}, path.parent, [path], lambda: self._read(path))
+        return cache.fetch(name, {**self._options(), "reader": 8}, path.parent, [path], lambda: self._read(path))
 
     def _options(self) -> dict[str, Any]:
         """What decides what is read of a file."""
@@ -266,6 +266,7 @@ def encoded(inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Fe
 
 def labelled(column: ValueColumn, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Class numbers from 0 and the names of classes; refuses what is no class."""
+    column = dates.named(column)
     name = f"the label {column.name!r}"
     if column.missing.any():
         raise ValueError(

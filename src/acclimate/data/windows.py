@@ -44,8 +44,8 @@ class Windows(TableRows):
     def of(cls, frame: Any, **settings: Any) -> Any:
         """Windows of a data frame (pandas, polars) or a dict of columns: `Windows.of(frame, label="activity")`.
 
-        Label, client, domain and time may be in the frame's index. An index of dates or durations is the time where
-        none is named.
+        Label, client, domain and time may be in the frame's index. An index of dates, periods or durations is the time
+        where none is named.
         """
         if not settings.get("time"):
             frame, settings["time"] = dated(frame)

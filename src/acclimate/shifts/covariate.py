@@ -13,6 +13,7 @@ from .base import Federation, Shift, Stream, ordered
 
 SHARES = (0.8, 0.65, 0.5, 0.35, 0.2)
 """The share of a client's examples that is left at severity 1 to 5."""
+_UNORDERED = "no word is higher than another"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Quantile(Shift):
 
     severity: int = 3
     column: str = ""
-    """The column or sensor by its name, or number from 0; empty: the one that varies most between clients."""
+    """The column of numbers, dates or times, or the sensor: its name, or an input's number from 0; empty: the one that
+    varies most between clients."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,22 +49,25 @@ class Quantile(Shift):
 
     def _place(self, world: Federation, values: Tensor) -> tuple[int, str]:
         """Number and name of the column."""
-        names = [f.column for f in getattr(world.examples, "features", ())] or [str(i) for i in range(values.shape[1])]
-        if self.column in names:
-            return names.index(self.column), self.column
-        if self.column in (numbers := [str(i) for i in range(len(names))]):
-            return numbers.index(self.column), names[numbers.index(self.column)]
+        features = getattr(world.examples, "features", ())
+        names = [f.column for f in features] or [str(i) for i in range(values.shape[1])]
+        measured = [i for i in range(len(names)) if not features or features[i].measured]
+        if not measured:
+            raise ValueError(f"Quantile: all columns ({some(list(dict.fromkeys(names)))}) hold words, and {_UNORDERED}")
+        places = {str(i): i for i in measured} | {names[i]: i for i in measured}
+        if self.column in places:
+            return places[self.column], names[places[self.column]]
         if self.column:
-            columns = list(dict.fromkeys(names))  # a column of words has an input for each of them
+            numbers = ", ".join(map(str, measured[:3])) + ", ..." * (len(measured) > 3)
             raise check.FieldError(
-                f"Quantile: column={self.column!r} must be one of {some(columns)}, or an input's number, 0 to "
-                f"{len(names) - 1}",
+                f"Quantile: column={self.column!r} {f'holds words, and {_UNORDERED}; it ' * (self.column in names)}"
+                f"must be one of {some([names[i] for i in measured])}, or an input's number ({numbers})",
                 "column",
             )
         means = torch.stack([values[r].mean(0) for r in world.train if len(r)])
         spread = values[torch.cat(list(world.train))].std(0, correction=0)
         ratio = torch.where(spread > 0, means.std(0, correction=0) / spread.clamp_min(1e-30), 0.0)
-        best = int(ratio.argmax())
+        best = measured[int(ratio[measured].argmax())]
         return best, names[best]
 
 
