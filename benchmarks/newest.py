@@ -149,8 +149,9 @@ def flower(report: Record) -> Figure:
     return times, f"{times:.2f} times less CPU time ({took(used['ours'])}, Flower {took(used['flower'])})"
 
 
-ROUND, RESNETS, OTHERS, ZIPF, SEEDS, RESNET18 = (
-    f"benchmarks/gpu-h200-{name}.json" for name in ("fedavg", "resnets", "others", "zipf", "seeds", "resnet18")
+ROUND, RESNETS, OTHERS, ZIPF, SEEDS, RESNET18, BLAZEFL = (
+    f"benchmarks/gpu-h200-{name}.json"
+    for name in ("fedavg", "resnets", "others", "zipf", "seeds", "resnet18", "blazefl")
 )
 COLD = tuple(f"benchmarks/recording-h200{n}.json" for n in ("", "-again"))
 EVERY = tuple(f"benchmarks/testtime-every-h200{n}.json" for n in ("", "-second", "-third"))
@@ -168,12 +169,18 @@ ROWS = (
     Row("ResNet20, group norm, TF32", "30 times", against_loop("resnet20-gn", "ours, TF32"), (RESNETS,), "resnet20-gn"),
     Row("ResNet20, batch norm, TF32", "30 times", against_loop("resnet20-bn", "ours, TF32"), (RESNETS,), "resnet20-bn"),
     Row("ResNet-18, TF32", "8 times", against_loop("resnet18", "ours, TF32"), (RESNET18,), "resnet18"),
+    Row("BlazeFL's CNN, fp32", "", against_loop("blazefl-cnn"), (BLAZEFL,), "blazefl-cnn"),
+    Row("BlazeFL's CNN, bf16", "", against_loop("blazefl-cnn", "ours, bf16"), (BLAZEFL,), "blazefl-cnn"),
+    Row(
+        "BlazeFL's ResNet-18, TF32", "", against_loop("blazefl-resnet18", "ours, TF32"), (BLAZEFL,), "blazefl-resnet18"
+    ),
     Row("LoRA on ViT-S/16, of the bf16 ceiling", "50 %", lora, ("benchmarks/lora-h200.json",)),
     Row("a first round, kernels in the cache", "3 s", first_round, ("benchmarks/recording-h200-cached.json",)),
     Row("a first round, kernels to be compiled", "3 s", first_round, COLD),
     Row("adapters on a GPU, each", "10 times", adapters, EVERY),
     Row("MBSL on sets of PACS' sizes", "25 s", mbsl, ("benchmarks/mbsl-h200.json",)),
     Row("a million clients, CPU", f"{MOST}1.2 times", million, ("benchmarks/scale-cpu-million.json",)),
+    Row("a million clients, GPU", f"{MOST}1.2 times", million, ("benchmarks/scale-h200-million.json",)),
     Row("THE+ on two CPU cores", "4 times", theplus, ("benchmarks/testtime-cpu-cores.json",)),
     Row("a round on two CPU cores against Flower, ARM", "1.6 times", flower, ("benchmarks/cpu.json",)),
     Row("a round on two CPU cores against Flower, x86", "1.6 times", flower, ("benchmarks/cpu-x86-flower.json",)),

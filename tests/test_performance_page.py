@@ -128,6 +128,12 @@ def test_what_a_user_should_know_was_measured():
     files |= {"flute-femnist": "others", "resnet20-gn": "resnets", "resnet20-bn": "resnets", "resnet18": "resnet18"}
     work = {name: figures(f"gpu-h200-{file}")["workloads"][name] for name, file in files.items()}
     said += [f"`{name}` {record['peak_memory_gib']:.1f}" for name, record in work.items()]
+    blazefl = figures("gpu-h200-blazefl")["workloads"]
+    said += [f"`{name}` {record['peak_memory_gib']:.1f}" for name, record in blazefl.items()]
+    cnn, resnet = (blazefl[name]["run"] for name in ("blazefl-cnn", "blazefl-resnet18"))
+    said += [f"takes {cnn['seconds']:.2f} s with the CNN, and {resnet['seconds']:.1f} s with ResNet-18"]
+    said += [f"of {cnn['seconds_of_first_rounds']:.1f} and {resnet['seconds_of_first_rounds']:.1f} s that compile"]
+    assert cnn["rounds"] == resnet["rounds"] == 5
     lora = figures("lora-h200")["precisions"]["bf16"]["memory"]
     said += [f"takes {lora['all_clients_gib']:.1f}, {lora['times_one_client_plus_activations']:.2f} times one client"]
     three, pfl, flute = (work[name] for name in ("three-seeds", "pfl-cifar10", "flute-femnist"))
@@ -229,14 +235,18 @@ def test_adapters_and_federations_of_every_size_are_as_measured():
         said += [f"commit {commit} | {' | '.join(f'{1000 * s:.1f} ms' for s in each)} | {ratio:.2f} | {memory:.1f} GiB"]
     plain = figures("scale-h200")["plain"]["clients"]["1000"]["seconds_per_round"]["median"]
     said += [f"a round out of 1,000 clients takes {1000 * plain:.1f} ms"]
-    million = figures("scale-cpu-million")["mapped"]["clients"]
-    first = million["1000"]["seconds_per_round"]["median"]
-    for clients, found in million.items():
-        took, kept = found["seconds_per_round"]["median"], found["checkpoint"]
-        over = f"{took / first:.2f}" if clients != "1000" else "1"
-        written = f"{kept['seconds'][-1]:.2f} s | {kept['bytes_written'][-1] / 1e6:.1f} MB"
-        restored = f"{kept['seconds_to_restore']:.2f} s"
-        said += [f"| {int(clients):,} | {took:.2f} s | {over} | {written} | {restored} |"]
+    for name in ("cpu", "h200"):
+        million = figures(f"scale-{name}-million")["mapped"]
+        first = million["clients"]["1000"]["seconds_per_round"]["median"]
+        for clients, found in million["clients"].items():
+            took, kept = found["seconds_per_round"]["median"], found["checkpoint"]
+            over = f"{took / first:.2f}" if clients != "1000" else "1"
+            written = f"{kept['seconds'][-1]:.2f} s | {kept['bytes_written'][-1] / 1e6:.1f} MB"
+            held = f"{million['memory']['peak_host_memory_gib']:.1f} GiB" if clients == "1000000" else "-"
+            each = f"{took:.2f} s" if name == "cpu" else f"{1000 * took:.1f} ms"
+            said += [
+                f"| {int(clients):,} | {each} | {over} | {written} | {kept['seconds_to_restore']:.2f} s | {held} |"
+            ]
     assert missing(*said) == []
 
 
@@ -295,7 +305,7 @@ def test_the_guide_to_foundation_models_tells_the_stored_step():
     kernels = {k["name"]: 1000 * k["seconds"] for k in found["profile"]["kernels"]}
     attention = sum(ms for name, ms in kernels.items() if name in ("_mix", "_to_queries", "_to_keys"))
     said += [f"Of {1000 * found['profile']['busy_seconds']:.1f} ms", f"attention takes {attention:.1f}"]
-    said += [f"its gradient {kernels['_hidden']:.1f}"]
+    said += [f"a weight that stays {kernels['_resident']:.1f}", f"GELU that is left {kernels['_hidden']:.1f}"]
     former = figures("lora-h200-before")["precisions"]["bf16"]
     once, high = former["seconds"]["captured"]["median"], former["ceilings"]["flop_per_second"]["bf16"] / 1e12
     share = former["work"]["rates"]["captured"]["share_of_ceiling"]["bf16"]
@@ -314,3 +324,21 @@ def test_the_page_of_the_fleet_tells_the_stored_overhead():
     ]
     said += [f"messages, up | {wire['up']:.3f} |", f"per node, down | {wire['down']:.3f} |"]
     assert [text for text in said if text not in page] == []
+
+
+def test_what_a_recorded_round_costs_is_as_measured():
+    found = figures("cost-h200")
+    price, off = found["milliseconds_for"], found["largest_relative_error"]
+    step, each = price["a step"], price["a client's step"]
+    said = [f"{step:.2f} ms a step and {each:.3f} ms for each client's step"]
+    said += [
+        f"is {100 * off['checks']:.0f} % off at the three sizes",
+        f"up to {100 * off['points']:.0f} % where it was",
+    ]
+    took = {(p["clients"], p["steps"], p["width"]): p["ms"] for p in found["points"]}
+    said += [
+        f"16 clients take {took[16, 8, 16]:.1f} ms for the eight steps that one client takes {took[1, 8, 16]:.1f} ms"
+    ]
+    said += [f"a first layer of 4 channels takes {took[4, 8, 4]:.1f} ms where one of 16 takes {took[4, 8, 16]:.1f}"]
+    assert [text for text in said if text not in " ".join(PAGE.split())] == []
+    assert f"`results/benchmarks/cost-h200.json`, commit {found['commit']}" in PAGE and len(found["checks"]) == 3
