@@ -112,6 +112,7 @@ def cifar10():
         ("On CIFAR-10", "cifar10", ("original", "corrupted", "out-of-client", "mixture")),
         ("On the embedded digits", "digits", ("original", "out-of-client")),
         ("What a trunk brings", "foundation-cpu", ("original", "corrupted", "out-of-client", "mixture")),
+        ("Starting from it, or from nothing", "foundation", ("original", "corrupted", "out-of-client", "mixture")),
     ],
 )
 def test_tables_of_methods_are_those_stored(title, world, streams):
@@ -211,3 +212,14 @@ def test_what_a_trunk_brings_is_told_as_it_is_stored():
     assert max(last, key=lambda n: last[n]["mixture"]) == "feddpa, weighed"
     study = json.loads((ROOT / "results" / "methods" / "foundation-cpu.json").read_text())["study"]
     assert f"({study['trunk']['val_accuracy']:.1f} % of its own validation data)" in page and study["rounds"] == 2
+
+
+def test_what_starting_from_a_trunk_brings_is_told_as_it_is_stored():
+    page, rows = " ".join(TRUNKS.split()), stored("foundation")
+    trunk = json.loads((ROOT / "results" / "methods" / "foundation.json").read_text())["study"]["trunk"]
+    own = {name: statistics.mean(r["accuracy"]["last"]["original"] for r in of) for name, of in rows.items()}
+    said = [f"{trunk['val_accuracy']:.1f} % of its own validation data after {trunk['trained']['epochs']} epochs"]
+    said += [f"has {own['full'] - own['full, from scratch']:.1f} points more on own data"]
+    early = [r["rounds"]["validation"] for r in sorted(rows["full"], key=lambda r: r["seed"])]
+    said += ["an early round ({}, {} and {} of 20)".format(*early)]
+    assert [text for text in said if text not in page] == []
