@@ -632,9 +632,10 @@ def test_a_step_is_counted_as_by_hand(bench):
     assert cost.gflop(size) == pytest.approx(by_hand, rel=1e-6)
 
 
-def test_the_picture_of_costs_is_drawn_from_the_stored_points(bench):
-    data = json.loads((ROOT / "results/benchmarks/cost-cpu.json").read_text())
-    drawn = (ROOT / "docs" / "cost-cpu.svg").read_text()
+@pytest.mark.parametrize("name", ["cost-cpu", "cost-h200"])
+def test_the_picture_of_costs_is_drawn_from_the_stored_points(bench, name):
+    data = json.loads((ROOT / f"results/benchmarks/{name}.json").read_text())
+    drawn = (ROOT / "docs" / f"{name}.svg").read_text()
     assert drawn == bench("cost").draw(data)
     assert drawn.count("<circle") == sum(map(len, bench("cost").AXES.values()))
     assert data["milliseconds_for"] == pytest.approx(bench("cost").prices(data["points"]))
