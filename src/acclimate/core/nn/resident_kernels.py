@@ -59,6 +59,8 @@ def _jit(f: Any = None, **options: Any) -> Any:
 
 if gluon is not None:
     _BENT = gl.constexpr(hidden_kernels.BENT)
+    _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # by their names since Triton 3.9
+    _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @_jit
@@ -131,7 +133,7 @@ def _write(value, to, y, client, m, n, BM: gl.constexpr):
     tma.store_wait(0)
     to.reshape([BM, value.shape[1]]).store(value)
     fence_async_shared()
-    tma.async_copy_shared_to_global(y, [client, m, n], to)
+    _store(y, [client, m, n], to)
 
 
 @_jit
@@ -147,9 +149,9 @@ def _bring(
     mbarrier.expect(whole, KT * w.block_type.nbytes)
     for k in gl.static_range(KT):
         if TURNED:
-            tma.async_copy_global_to_shared(w, [k * BK, n], whole, ws.index(k))
+            _load(w, [k * BK, n], whole, ws.index(k))
         else:
-            tma.async_copy_global_to_shared(w, [n, k * BK], whole, ws.index(k))
+            _load(w, [n, k * BK], whole, ws.index(k))
     at = 0
     turn = 0
     for tile in range(first, tiles, step):
@@ -160,19 +162,19 @@ def _bring(
             mbarrier.wait(gone.index(which), ((turn >> 1) & 1) ^ 1)
             mbarrier.expect(here.index(which), v.block_type.nbytes)
             if LYING:
-                tma.async_copy_global_to_shared(v, [client, 0, n], here.index(which), vs.index(which))
+                _load(v, [client, 0, n], here.index(which), vs.index(which))
             else:
-                tma.async_copy_global_to_shared(v, [client, n, 0], here.index(which), vs.index(which))
+                _load(v, [client, n, 0], here.index(which), vs.index(which))
             turn += 1
         for piece in range(KT):
             stage = at % STAGES
             mbarrier.wait(empty.index(stage), ((at // STAGES) & 1) ^ 1)
             if KIND == "product":
                 mbarrier.expect(ready.index(stage), x.block_type.nbytes + a.block_type.nbytes)
-                tma.async_copy_global_to_shared(a, [client, 0, piece * BK], ready.index(stage), as_.index(stage))
+                _load(a, [client, 0, piece * BK], ready.index(stage), as_.index(stage))
             else:
                 mbarrier.expect(ready.index(stage), x.block_type.nbytes)
-            tma.async_copy_global_to_shared(x, [client, m, piece * BK], ready.index(stage), xs.index(stage))
+            _load(x, [client, m, piece * BK], ready.index(stage), xs.index(stage))
             at += 1
 
 
