@@ -120,6 +120,23 @@ def test_as_released_the_recipe_of_the_same_table_goes_first(tmp_path):
     assert stands(tmp_path, every, table=TEXT)[at].released.file == "old.json"
 
 
+def test_what_both_recipes_do_alike_is_one_way(tmp_path):
+    """The loader does not scale Office-10, so that the released recipe of FedICON's Table 9 has the text's cells."""
+    nine = [RECIPES["fedicon/table9"], RECIPES["fedicon/released-table9"]]
+    result(tmp_path, "code.json", nine[1].name, {("Local", "Office-10"): 50.0, ("Local", "Digit-5"): 40.0})
+
+    def local():
+        found = coverage.standings(nine, coverage.collected(tmp_path), frozenset())
+        return {s.fields["dataset"]: s for s in found if s.table == nine[0].name and s.fields["method"] == "Local"}
+
+    office, digits = local()["Office-10"], local()["Digit-5"]
+    assert (office.ours.file, office.released) == ("code.json", None)
+    assert (digits.ours, digits.released.file) == (None, "code.json")
+    result(tmp_path, "text.json", nine[0].name, {("Local", "Office-10"): 60.0})
+    office = local()["Office-10"]
+    assert (office.ours.file, office.released) == ("text.json", None)
+
+
 def why_far(found):
     """The cause of every number that is further off, by method and domain."""
     made = causes.groups(found.values(), [TEXT])

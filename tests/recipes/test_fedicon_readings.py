@@ -281,9 +281,6 @@ def test_what_the_page_says_of_whole_files_with_wrapped_bytes_is_in_its_file():
     found = json.loads((ROOT / "results/causes/fedicon-wrapped.json").read_text())["accuracy"]["fedicon/table1"]
     whole, five = found["74 per class"], ("Local", "FedAvg", "FedBN", "Tent", "FedICON")
     assert tuple(whole) == five
-    for row, c in whole.items():
-        assert f"| {row}, wrapped | {' | '.join(numbers(c[d + ', wrapped']) for d in domains)} |" in page
-        assert f"| {row}, paper | {' | '.join(format(c[d]['published'], '.1f') for d in domains)} |" in page
 
     def off(reading, test, rows=five):
         """How far every number is from the published one."""
@@ -297,15 +294,18 @@ def test_what_the_page_says_of_whole_files_with_wrapped_bytes_is_in_its_file():
 
     wrapped = off("74 per class", ", wrapped")
     near = {place for place, x in wrapped.items() if abs(x) <= 3}
-    assert told("74 per class", ", wrapped") == (12, "2.7") and "12 of these 20 numbers are within 3 points" in page
-    assert told("as it is", "") == (3, "10.6") and told("74 per class", "") == (0, "22.4")
+    (n, apart), recipe, plain = told("74 per class", ", wrapped"), told("as it is", ""), told("74 per class", "")
+    assert f"**{n} of these 20 numbers are within 3 points of the paper, {apart} in the median**" in page
+    assert (
+        f"the recipe has {recipe[0]} and {recipe[1]}, and 74 images without wrapped bytes {plain[0]} and {plain[1]}."
+        in page
+    )
     assert not [place for place in near if place[1] == "USPS"]
     high = [wrapped[row, "USPS"] for row in five]
-    assert f"by {min(high):.0f} to {max(high):.0f} points" in page and "USPS stays 7 to 20 points" in why.WRAPPED
+    assert f"USPS stays {min(high):.0f} to {max(high):.0f} points" in why.WRAPPED
+    assert f"{n} of 15 numbers of five rows" in why.WRAPPED
     meant = {(m, d) for reason, d, methods in why.READ if reason is why.WRAPPED for m in methods}
     assert meant == near
-    best = {d: max(five, key=lambda row: whole[row][f"{d}, wrapped"]["mean"]) for d in domains}
-    assert best == {"MNIST": "FedICON", "SVHN": "FedICON", "USPS": "FedICON", "MNIST-M": "Tent"}
     tent, bn = (
         [c[f"{d}, not scaled"]["mean"] - c[d]["mean"] for d in domains] for c in (whole["Tent"], whole["FedBN"])
     )
@@ -319,33 +319,6 @@ def test_what_the_page_says_of_whole_files_with_wrapped_bytes_is_in_its_file():
     rows = tuple(found["30 per class"])
     some = [told("30 per class", test, rows) for test in (", wrapped", ", not scaled", "")]
     assert len(rows) == 11 and [n for n, _ in some] == [9, 8, 9] and [m for _, m in some[1:]] == ["6.9", "16.6"]
-
-
-def test_what_the_page_says_of_parts_as_released_is_in_its_files():
-    page = (ROOT / "docs/papers/fedicon.md").read_text()
-    stored = [
-        json.loads((ROOT / f"results/fedicon/{name}.json").read_text())
-        for name in ("released-table8-paper-20-rounds", "table8-paper")
-    ]
-    released, text = ({c["row"]: c["mean"] for c in body["cells"]} for body in stored)
-    paper = {c["row"]: c["published"]["mean"] for c in stored[1]["cells"]}
-    assert (stored[0]["rounds"], stored[0]["seeds"]) == (20, [0])
-    for part, printed in paper.items():
-        name = {"extract+share+adapt": "all"}.get(part, part).replace("+", " + ")
-        assert f"| {name} | {released[part]:.1f} | {text[part]:.1f} | {printed:.1f} |" in page
-    nearer = [p for p, printed in paper.items() if abs(released[p] - printed) < abs(text[p] - printed)]
-    assert len(nearer) == 6 and "Six of eight numbers lie nearer" in page
-
-    def gain(numbers, *beside):
-        return f"{numbers['+'.join((*beside, 'adapt'))] - numbers['+'.join(beside) or 'nothing']:.1f}"
-
-    ours, theirs, recipe = ((gain(n), gain(n, "share")) for n in (released, paper, text))
-    assert "alone by {} points and beside sharing by {}, where".format(*ours) in page
-    assert "the paper has {} and {}, and the recipe of the text {} and {}".format(*theirs, *recipe) in page
-    assert f"(#corrupted-digits-as-released-code-would-hand-them-on) it gives {ours[0]}" in page
-    assert f"by {gain(released, 'extract')} points, in the paper by {gain(paper, 'extract')}" in page
-    both = [gain(n, "extract", "share") for n in (released, paper)]
-    assert "beside both it adds {}, in the paper {}".format(*both) in page
 
 
 def test_what_the_page_says_makes_adapting_help_is_in_its_file():
@@ -364,10 +337,3 @@ def test_what_the_page_says_makes_adapting_help_is_in_its_file():
         assert f"| {images} | {' | '.join(told)} | {printed} |" in page
     few, many = (found[r]["share"]["mean, wrapped"]["mean"] for r in ("as it is", "74 per class"))
     assert f"FedAvg has {few:.1f} there, wrapped, and {many:.1f} with 74" in page
-    plain, ranged = ([found["74 per class"][r][t]["mean"] for r in ("nothing", "adapt")] for t in (tests[0], tests[2]))
-    assert f"gains {ranged[1] - ranged[0]:.1f} points instead of {plain[1] - plain[0]:.1f}" in why.RANGE
-    meant = [tuple(value for _, (value,) in c.where) for c in why.CAUSES if c.why is why.RANGE]
-    cells = json.loads((ROOT / "results/fedicon/released-table8-paper-20-rounds.json").read_text())["cells"]
-    near = [c for c in cells if abs(c["mean"] - c["published"]["mean"]) <= 3]
-    parts = ("extract", "share", "adapt")
-    assert sorted(meant) == sorted(tuple(str(p in c["row"].split("+")) for p in parts) for c in near)

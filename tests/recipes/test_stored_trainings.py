@@ -12,6 +12,10 @@ from acclimate.recipes.record import Cell
 ROOT = Path(__file__).parents[2]
 FILES = [
     "fedicon/rate10",
+    "fedicon/released-table1",
+    "fedicon/released-table7",
+    "fedicon/released-table8",
+    "fedicon/released-table9",
     "fedicon/table1",
     "fedicon/table2",
     "fedicon/table5",

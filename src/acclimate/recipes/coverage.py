@@ -4,7 +4,8 @@ A published accuracy counts once, whatever number of recipes compares with it. O
 paper scale, with the rounds and the data of its recipe. Where several files hold a number, the recipe of the table
 itself goes before other recipes, a file that a recipe wrote before a converted one, then the latest (`written`), then
 the one with more seeds. What a `released-*` recipe measured, which follows released code where it differs from the
-paper's text, stands apart: it never takes the place of another number, and is counted beside it.
+paper's text, stands apart: it never takes the place of another number, and is counted beside it. Where its cell is
+the very one of the text's recipe, what it measured is no other reading, and counts as that recipe's.
 """
 
 from __future__ import annotations
@@ -152,14 +153,18 @@ def standings(recipes: Iterable[Recipe], found: Iterable[Ours], have: Collection
     by_recipe: dict[str, list[Ours]] = {}
     for number in found:
         by_recipe.setdefault(number.recipe, []).append(number)
-    for recipe in recipes:
+    named = {recipe.name: recipe for recipe in recipes}
+    for recipe in named.values():
         at = places(recipe)
         known |= set(at.values())
         here |= {at[c] for c in runnable(recipe, have) if c in at}
+        text = named.get(recipe.name.replace(RELEASED, "/"))
+        same = _shared(recipe, text) if text is not None and RELEASED in recipe.name else set()
         for number in by_recipe.get(recipe.name, ()):
-            if (number.row, number.column) in at:
-                of = released if RELEASED in number.recipe else beside
-                of.setdefault(at[number.row, number.column], []).append(number)
+            where = number.row, number.column
+            if where in at:
+                of = released if RELEASED in number.recipe and where not in same else beside
+                of.setdefault(at[where], []).append(number)
     out = []
     for table in published.tables():
         for i, row in published.accuracies(table):
@@ -171,6 +176,12 @@ def standings(recipes: Iterable[Recipe], found: Iterable[Ours], have: Collection
             fields = {k: v for k, v in row.items() if k not in ("mean", "std", "doubt")}
             out.append(Standing(table, fields, published.number(row), ours, there, other))
     return out
+
+
+def _shared(recipe: Recipe, text: Recipe) -> set[tuple[str, str]]:
+    """Rows and columns of a recipe whose cell, with its training and its test, is that of another recipe too."""
+    own = {(c.row, c.column): c for c in cells(text) if isinstance(c, Cell)}
+    return {(c.row, c.column) for c in cells(recipe) if isinstance(c, Cell) and own.get((c.row, c.column)) == c}
 
 
 def _first(some: Iterable[Ours], recipe: str) -> Ours | None:

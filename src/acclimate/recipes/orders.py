@@ -63,6 +63,7 @@ ORDERS = (
     Order("fedtta/table1", ("CIFAR-10 test",), ("FedTTA", "TENT"), "new clients of CIFAR-10"),
     Order("fedtta/table1", ("CIFAR-10 test",), ("FedTTA", "FedAvg"), "new clients of CIFAR-10"),
     *(Order(f"fedicon/{table}", columns, ("FedICON", OTHERS), what) for table, (columns, what) in _ICON.items()),
+    Order("fedicon/released-table1", DIGITS, ("FedICON", OTHERS), "Digit-5, corrupted, as released code"),
     Order("fedspl/table1", PACS, ("FedSPL", OTHERS), "PACS"),
     *(
         Order("fedspl/pacs", tuple(c.removeprefix("PACS ") for c in PACS), ("FedSPL", row), "PACS, with controls")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fedicon import PARTS
-
 
 @dataclass(frozen=True)
 class Cause:
@@ -115,11 +113,6 @@ WRAPPED = (
     "FedTHE's corruptions, put behind that loader, may have got images in -1..1, whose bytes wrap around: so, over "
     "three seeds, 12 of 15 numbers of five rows come within 3 points of the paper's. USPS stays 7 to 20 points too high"
 )
-RANGE = (
-    "the paper's corrupted test images may lie in another range than those of training, as FedTHE's corruptions leave "
-    "them behind the first author's loader, a file of which has 74 images of a class: so, after 20 rounds on one seed, "
-    "these numbers come within 3 points of the paper's, and adapting alone gains 9.7 points instead of 0.9"
-)
 ALONE = (
     "the paper's test images may keep the 16 pixels of USPS in the middle of 32 when they are corrupted: so, over "
     "three seeds and in four ways of training, Local has 16.4 to 21.8; the paper has 16.9"
@@ -140,13 +133,6 @@ READ = (
     (ALONE, "USPS", ("Local",)),
 )
 """Which numbers of FedICON's Table 1 a reading explains, by domain."""
-RANGED = (
-    ("False", "False", "False"),
-    ("True", "False", "False"),
-    ("False", "False", "True"),
-    ("False", "True", "True"),
-)
-"""Which rows of its Table 8 one explains, by what they have of its parts."""
 CAUSES: tuple[Cause, ...] = (
     *(
         Cause(
@@ -199,16 +185,6 @@ CAUSES: tuple[Cause, ...] = (
             as_released=why is WRAPPED,
         )
         for why, domain, methods in READ
-    ),
-    *(
-        Cause(
-            "fedicon/table8",
-            RANGE,
-            "fedicon/released-table8-paper-20-rounds.json, causes/fedicon-adapting.json",
-            where=tuple((part, (value,)) for part, value in zip(PARTS, parts, strict=True)),
-            as_released=True,
-        )
-        for parts in RANGED
     ),
     Cause(
         "fedicon/table2",
