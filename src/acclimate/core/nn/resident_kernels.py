@@ -96,8 +96,8 @@ def _read(kept, m, n, high, wide, BM: gl.constexpr, BN: gl.constexpr, LAYOUT: gl
     left, right = _halves(gl.full([BM, BN], 0, gl.int32, LAYOUT), BM, BN)
     first, third = _ordered(left, BM)
     at, real = _places(m, n, high, wide, BM)
-    LYING: gl.constexpr = first.type.layout
-    return gl.load(kept + gl.set_auto_layout(at, LYING), mask=gl.set_auto_layout(real, LYING), other=0)
+    ORDER: gl.constexpr = first.type.layout
+    return gl.load(kept + gl.set_auto_layout(at, ORDER), mask=gl.set_auto_layout(real, ORDER), other=0)
 
 
 @_jit
@@ -122,8 +122,8 @@ def _bent(acc, kept, m, n, high, wide, BM: gl.constexpr):
         "prmt.b32 $0, $1, $2, 0x6420;", "=r,r,r", [first, third], dtype=gl.int32, is_pure=True, pack=1
     )  # fmt: skip
     at, real = _places(m, n, high, wide, BM)
-    LYING: gl.constexpr = fours.type.layout
-    gl.store(kept + gl.set_auto_layout(at, LYING), fours, mask=gl.set_auto_layout(real, LYING))
+    ORDER: gl.constexpr = fours.type.layout
+    gl.store(kept + gl.set_auto_layout(at, ORDER), fours, mask=gl.set_auto_layout(real, ORDER))
     return value
 
 
