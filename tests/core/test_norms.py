@@ -3,14 +3,17 @@ orders, maps. With plain code everywhere; with kernels on a CUDA device, or inte
 `TRITON_INTERPRET=1 PYTHONPATH=src:tests python -m pytest --noconftest tests/core/test_norms.py`.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp, vmap
 from torch.nn import functional as F
 
-from acclimate.core.nn import kernels, norm_kernels, norms, sample_kernels
+from acclimate.core.nn import kernels, norm_kernels, norms, rehearsal, sample_kernels
 from acclimate.core.nn.layers import PureBatchNorm, PureGroupNorm, PureLayerNorm, norm_relu, purify
+from acclimate.core.nn.norm_plain import Norm
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KERNELS = kernels.AVAILABLE and (torch.cuda.is_available() or kernels.INTERPRETED)
@@ -263,6 +266,32 @@ def test_a_kernel_that_does_not_agree_is_left_out_with_a_warning(monkeypatch, ca
     true = torch.stack([F.batch_norm(x, None, None, w, b, True, 0.0, 1e-3) for x, w, b in each])
     torch.testing.assert_close(out, true, rtol=1e-4, atol=1e-4)
     assert len([r for r in caplog.records if "batch norm is left out" in r.message]) == 1
+
+
+def test_a_trial_that_fails_beside_a_recording_ends_it_and_is_made_after_a_run(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    recorded, x = [True], torch.ones(2, 3, 4, 5)
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    kernel = norms._forward
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recorded[-1])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    for name in ("device", "Stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda given: nullcontext())
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    monkeypatch.setattr(norms, "_tried", {})
+    monkeypatch.setattr(norms, "_forward", failing)
+    with pytest.raises(rehearsal.Untried, match="batch norm cannot be tried while a graph is recorded"):
+        norms._works(x, Norm("batch", 1e-3))
+    assert norms._tried == {}
+    recorded.append(False)
+    assert not norms._works(x, Norm("batch", 1e-3)) and list(norms._tried.values()) == [False]
+    norms._tried.clear()
+    monkeypatch.setattr(norms, "_forward", kernel)
+    monkeypatch.setattr(norms, "_trial", lambda x, norm: None)
+    assert norms._works(x, Norm("batch", 1e-3))
 
 
 class Active(nn.BatchNorm2d):

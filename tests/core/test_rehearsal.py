@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event, current_thread
 from types import SimpleNamespace
@@ -479,6 +479,27 @@ def test_in_a_recording_a_trial_that_may_be_there_runs_on_a_stream_of_its_own(mo
     for _ in range(2):
         assert trials.works(("test",), x, trial, recorded=True)  # type: ignore[arg-type]
     assert ran == ["a stream of a GPU"] and on == ["recorded"]
+
+
+def test_a_trial_that_fails_beside_a_recording_ends_it_and_says_nothing_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = SimpleNamespace(is_cuda=True, dtype=torch.float32, device="a GPU")
+    recorded = [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recorded[-1])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda own: nullcontext())
+    monkeypatch.setattr(trials, "_tried", {})
+
+    def trial() -> float:
+        if recorded[-1]:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return 0.0
+
+    with pytest.raises(rehearsal.Untried, match="a kernel for test cannot be tried while a graph is recorded"):
+        trials.works(("test",), x, trial, recorded=True)  # type: ignore[arg-type]
+    recorded.append(False)
+    assert trials.works(("test",), x, trial, recorded=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("other", [None, SimpleNamespace(), SimpleNamespace(AsyncCompileMode=1)])

@@ -209,7 +209,11 @@ def _works(x: Tensor, norm: Norm) -> bool:
         _tried[key] = True
     elif key not in _tried:
         _tried[key] = True  # the trial comes here, too
-        reason = _trial(x, norm)
+        try:
+            reason = _trial(x, norm)
+        except rehearsal.Untried:
+            del _tried[key]
+            raise
         _tried[key] = reason is None
         if reason is not None:
             log.warning("a kernel for %s norm is left out: %s", norm.kind, reason)
@@ -224,8 +228,10 @@ def _rehearsed(key: Any, x: Tensor, norm: Norm) -> bool:
 
 
 def _trial(x: Tensor, norm: Norm) -> str | None:
-    """What is wrong with the kernels for inputs like this one: on a stream of its own, for a recording may run."""
-    if not torch.cuda.is_current_stream_capturing():
+    """What is wrong with the kernels for inputs like this one: on a stream of its own, for a recording may run. What
+    fails beside a recording may work without one: then the recording fails, and comes again after a run."""
+    recording = torch.cuda.is_current_stream_capturing()
+    if not recording:
         torch.cuda.synchronize(x.device)
     with torch.cuda.device(x.device), torch.cuda.stream(torch.cuda.Stream(x.device)), torch.no_grad():
         g = torch.Generator(x.device).manual_seed(0)
@@ -247,5 +253,9 @@ def _trial(x: Tensor, norm: Norm) -> str | None:
                 if not apart <= APART[x.dtype]:
                     return f"a result is {apart:.1e} from that of plain code"
         except Exception as reason:
+            if recording:
+                raise rehearsal.Untried(
+                    f"a kernel for {norm.kind} norm cannot be tried while a graph is recorded"
+                ) from reason
             return str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__
     return None

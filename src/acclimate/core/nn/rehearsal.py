@@ -135,6 +135,11 @@ class Uncompiled(BaseException):
     kernel must not take it for the kernel's failure."""
 
 
+class Untried(RuntimeError):
+    """A kernel could not be tried beside a recording, and nothing is known of it: the recording ends, and comes again
+    after a run."""
+
+
 @contextmanager
 def stopping() -> Iterator[None]:
     """What is done inside ends with `Uncompiled` after the first kernel that was not in Triton's cache."""

@@ -151,6 +151,8 @@ def works(kind: tuple[Any, ...], x: Tensor, trial: Callable[[], float], recorded
             apart = trial()
         reason = None if apart <= APART[x.dtype] else f"a result is {apart:.1e} from that of plain code"
     except Exception as error:  # whatever a compiler says
+        if recording:
+            raise rehearsal.Untried(f"a kernel for {kind[0]} cannot be tried while a graph is recorded") from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     _tried[key] = reason is None
     if reason is not None:
