@@ -108,6 +108,21 @@ def test_a_weight_that_leaves_no_room_is_for_other_kernels(monkeypatch):
     assert not takes(1152, 384)
 
 
+@pytest.mark.parametrize(("outputs", "processors"), [(384, 132), (1152, 132), (1536, 132), (128, 114)])
+def test_a_trial_has_several_tiles_for_every_processor(monkeypatch, outputs, processors):
+    monkeypatch.setattr(resident_kernels, "_processors", lambda _: processors)
+    rows = resident_kernels.several(torch.empty(0), outputs)
+    tiles, programs = 2 * -(-rows // 128), processors // (outputs // 128)
+    assert tiles // programs >= 5 and rows % 128
+    asked = []
+    monkeypatch.setattr(trials, "draw", lambda x, *shape: asked.append(shape) or torch.ones(shape))
+    monkeypatch.setattr(trials, "product", lambda x, w, b, a, v, scale, cut: (x @ w.mT, x @ a.mT))
+    monkeypatch.setattr(trials, "summed", lambda x, w, u, v, cut: x @ w.mT)
+    trials._product_trial(torch.empty(0), torch.empty(outputs, 8), 2, RESIDENT)
+    trials._product_trial(torch.empty(0), torch.empty(outputs, 8), 2, beside.CUTS[0])
+    assert [shape for shape in asked if shape[1:] in ((rows, 8), (trials.FEW, 8))] == [(2, rows, 8), (2, trials.FEW, 8)]
+
+
 def test_nothing_is_resident_on_a_cpu():
     assert not resident_kernels.usable(torch.empty(2, 5, 384, dtype=torch.bfloat16), torch.empty(128, 384))
 

@@ -113,7 +113,7 @@ def _drawn(x: Tensor, weight: Tensor, groups: int, count: int) -> tuple[Tensor, 
 def trial(kind: str, x: Tensor, weight: Tensor, cut: Tiling) -> float:
     """How far the kernel's results are from those of torch's operations, in float32, for rows of two clients; slopes
     beyond what bytes cost."""
-    rows, w, bias, kept = _drawn(x, weight, 2, trials.FEW)
+    rows, w, bias, kept = _drawn(x, weight, 2, trials.rows_of(x, len(weight), cut))
     product = rows.float() @ w.mT.float()
     if kind == "raised":
         y, kept = _forward(rows, w, bias, cut)

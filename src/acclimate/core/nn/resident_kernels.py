@@ -352,6 +352,12 @@ def summed(x: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return _run("summed", x, weight, None, v=v, u=u.contiguous())
 
 
+def several(x: Tensor, outputs: int) -> int:
+    """Rows of each of two clients of which every processor has five tiles at least, the last one not whole: as many as
+    it takes for warpgroups to wait for each other, and for places of pieces to be used again."""
+    return 5 * (_processors(x) // (outputs // COLUMNS)) * ROWS // 2 + 44
+
+
 def _filled(rank: int) -> int:
     """The rank that is multiplied with: the hardware wants a power of two."""
     return max(RANK, 1 << max(rank - 1, 0).bit_length())

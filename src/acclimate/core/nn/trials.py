@@ -174,6 +174,11 @@ def draw(x: Tensor, *shape: int) -> Tensor:
     return torch.randn(shape, generator=g, device=x.device).to(x.dtype)
 
 
+def rows_of(x: Tensor, outputs: int, cut: Tiling) -> int:
+    """How many rows of each client the trial of a product has, which must show how a program goes on to other tiles."""
+    return resident_kernels.several(x, outputs) if cut == RESIDENT else FEW
+
+
 def repeated(x: Tensor, count: int, *shape: int) -> Tensor:
     """So many draws of this shape, to measure with: some of them again and again, which takes less memory."""
     some = draw(x, min(count, FEW), *shape)
@@ -189,7 +194,8 @@ def apart(found: Tensor, expected: Tensor) -> float:
 def _product_trial(x: Tensor, weight: Tensor, rank: int, cut: Tiling = CUTS[0]) -> float:
     """How far the kernel's results are from those of torch's operations, in float32, for rows of two clients."""
     outputs, inputs = weight.shape
-    rows, w, a = (draw(x, *shape) for shape in ((2, FEW, inputs), (outputs, inputs), (2, rank, inputs)))
+    count = rows_of(x, outputs, cut)
+    rows, w, a = (draw(x, *shape) for shape in ((2, count, inputs), (outputs, inputs), (2, rank, inputs)))
     w, a, v, b = w * inputs**-0.5, a * inputs**-0.5, draw(x, 2, outputs, rank), draw(x, outputs)
     w = w if weight.stride(-1) == 1 else w.T.contiguous().T
     y, low = product(rows, w, b, a, v, 2.0, cut)
