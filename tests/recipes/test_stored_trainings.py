@@ -36,6 +36,7 @@ FILES = [
     "fedthe/table10",
     "fedthe/table11",
     "fedthe/table13",
+    "fedthe/table14",
     "fedtta/fashion",
     "fedtta/figure3",
     "fedtta/table1",
