@@ -4,13 +4,14 @@ A published accuracy counts once, whatever number of recipes compares with it. O
 paper scale, with the rounds and the data of its recipe. Where several files hold a number, the recipe of the table
 itself goes before other recipes, a file that a recipe wrote before a converted one, then the latest (`written`), then
 the one with more seeds. What a `released-*` recipe measured, which follows released code where it differs from the
-paper's text, stands apart: it never takes the place of another number, and is counted beside it. Where its cell is
-the very one of the text's recipe, what it measured is no other reading, and counts as that recipe's.
+paper's text, stands apart: it never takes the place of another number, and is counted beside it. A cell that the text's
+recipe has too is no other reading, and counts as that recipe's.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -146,13 +147,10 @@ def places(recipe: Recipe) -> Mapping[tuple[str, str], Place]:
 
 def standings(recipes: Iterable[Recipe], found: Iterable[Ours], have: Collection[str]) -> list[Standing]:
     """Every published accuracy. `have` names the data that is here (see `inventory`)."""
-    beside: dict[Place, list[Ours]] = {}
-    released: dict[Place, list[Ours]] = {}
-    here: set[Place] = set()
-    known: set[Place] = set()
-    by_recipe: dict[str, list[Ours]] = {}
+    beside, released, by_recipe = (defaultdict[Any, list[Ours]](list) for _ in range(3))
+    here, known = set[Place](), set[Place]()
     for number in found:
-        by_recipe.setdefault(number.recipe, []).append(number)
+        by_recipe[number.recipe].append(number)
     named = {recipe.name: recipe for recipe in recipes}
     for recipe in named.values():
         at = places(recipe)
@@ -161,10 +159,9 @@ def standings(recipes: Iterable[Recipe], found: Iterable[Ours], have: Collection
         text = named.get(recipe.name.replace(RELEASED, "/"))
         same = _shared(recipe, text) if text is not None and RELEASED in recipe.name else set()
         for number in by_recipe.get(recipe.name, ()):
-            where = number.row, number.column
-            if where in at:
+            if (where := (number.row, number.column)) in at:
                 of = released if RELEASED in number.recipe and where not in same else beside
-                of.setdefault(at[where], []).append(number)
+                of[at[where]].append(number)
     out = []
     for table in published.tables():
         for i, row in published.accuracies(table):

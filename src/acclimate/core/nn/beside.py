@@ -11,7 +11,7 @@ from torch import Tensor
 from . import fastest, trials
 from .kernels import INTERPRETED
 from .product_kernels import CUTS, Tiling
-from .resident_kernels import RESIDENT
+from .resident import RESIDENT
 
 Kind: TypeAlias = Literal["forward", "back"]
 """A product that makes u, or one for a gradient, which is given it."""

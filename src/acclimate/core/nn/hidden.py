@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import fastest, hidden_kernels, rehearsal, resident_kernels, trials
+from . import fastest, hidden_kernels, rehearsal, resident, trials
 from .hidden_kernels import CUTS, STEPS
 from .kernels import INTERPRETED
 from .product_kernels import Tiling
-from .resident_kernels import RESIDENT
+from .resident import RESIDENT
 
 LEAST = 1 if INTERPRETED else 2**22
 """Hidden numbers from which on ways are tried."""
@@ -44,13 +44,13 @@ def lowered(g: Tensor, weight: Tensor, kept: Tensor) -> Tensor:
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Tiling) -> tuple[Tensor, Tensor]:
     if cut == RESIDENT:
-        return resident_kernels.raised(x, weight, bias)
+        return resident.raised(x, weight, bias)
     return hidden_kernels.forward(x, weight, bias, cut)
 
 
 def _backward(g: Tensor, weight: Tensor, kept: Tensor, cut: Tiling) -> Tensor:
     if cut == RESIDENT:
-        return resident_kernels.lowered(g, weight, kept)
+        return resident.lowered(g, weight, kept)
     return hidden_kernels.backward(g, weight, kept, cut)
 
 
@@ -83,7 +83,7 @@ def _cut(kind: Literal["raised", "lowered"], x: Tensor, weight: Tensor) -> Tilin
 
 
 def _works(kind: str, x: Tensor, weight: Tensor, cut: Tiling) -> bool:
-    if cut == RESIDENT and not resident_kernels.usable(x, weight):
+    if cut == RESIDENT and not resident.usable(x, weight):
         return False
     return trials.works((kind, tuple(weight.shape), cut.name), x, lambda: trial(kind, x, weight, cut))
 

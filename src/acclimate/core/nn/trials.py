@@ -22,12 +22,12 @@ from . import (
     pair_kernels,
     product_kernels,
     rehearsal,
-    resident_kernels,
+    resident,
     row_kernels,
 )
 from .attention_block_kernels import Blocks
 from .product_kernels import CUTS, Tiling
-from .resident_kernels import RESIDENT
+from .resident import RESIDENT
 
 log = logging.getLogger("acclimate")
 
@@ -43,16 +43,16 @@ gelu, gelu_back = gelu_kernels.gelu, gelu_kernels.gelu_back
 def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor, scale: float = 1.0, cut: Tiling = CUTS[0]
 ) -> tuple[Tensor, Tensor]:
-    """As `product_kernels.product`, which it is, or `resident_kernels.product` with its cut."""
+    """As `product_kernels.product`, which it is, or `resident.product` with its cut."""
     if cut == RESIDENT:
-        return resident_kernels.product(x, weight, bias, a, v, scale)
+        return resident.product(x, weight, bias, a, v, scale)
     return product_kernels.product(x, weight, bias, a, v, scale, cut)
 
 
 def summed(x: Tensor, weight: Tensor, u: Tensor, v: Tensor, cut: Tiling = CUTS[0]) -> Tensor:
     """As `product_kernels.summed`, likewise."""
     if cut == RESIDENT:
-        return resident_kernels.summed(x, weight, u, v)
+        return resident.summed(x, weight, u, v)
     return product_kernels.summed(x, weight, u, v, cut)
 
 
@@ -63,7 +63,7 @@ def serves(x: Tensor, weight: Tensor, rank: int, cut: Tiling = CUTS[0]) -> bool:
     """
     if not product_kernels.usable(x, weight) or (x.is_cuda and weight.shape[0] < weight.shape[1]):
         return False
-    if cut == RESIDENT and not resident_kernels.usable(x, weight, rank):
+    if cut == RESIDENT and not resident.usable(x, weight, rank):
         return False
     kind = ("product", tuple(weight.shape), weight.stride(-1) == 1, rank, cut.name)
     return works(kind, x, lambda: _product_trial(x, weight, rank, cut))
@@ -176,7 +176,7 @@ def draw(x: Tensor, *shape: int) -> Tensor:
 
 def rows_of(x: Tensor, outputs: int, cut: Tiling) -> int:
     """How many rows of each client the trial of a product has, which must show how a program goes on to other tiles."""
-    return resident_kernels.several(x, outputs) if cut == RESIDENT else FEW
+    return resident.several(x, outputs) if cut == RESIDENT else FEW
 
 
 def repeated(x: Tensor, count: int, *shape: int) -> Tensor:

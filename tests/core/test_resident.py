@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from acclimate.core.nn import beside, hidden, hidden_kernels, resident_kernels, trials
-from acclimate.core.nn.resident_kernels import RESIDENT
+from acclimate.core.nn import beside, hidden, hidden_kernels, resident, trials
+from acclimate.core.nn.resident import RESIDENT
 
 SHARED = 232_448
 """Bytes of shared memory that a program of an H100 or H200 may have."""
@@ -82,7 +82,7 @@ def test_numbers_beyond_float16_go_through_gelu_as_they_are_or_not_at_all():
 @pytest.mark.parametrize("kind", ["raised", "lowered", "product", "summed"])
 @pytest.mark.parametrize(("inputs", "rank"), [(64, 16), (384, 16), (384, 32), (320, 64)])
 def test_what_a_processor_keeps_fits_in_its_memory(kind, inputs, rank):
-    stages = resident_kernels._stages(kind, inputs, rank)
+    stages = resident._stages(kind, inputs, rank)
     weight, written, pairs = 128 * inputs, 2 * 128 * 64, 2 * 128 * rank
     own = stages * rank * 64 if kind == "product" else rank * 64
     barriers = 8 * (1 + 2 * stages + 3 * 2)
@@ -91,14 +91,14 @@ def test_what_a_processor_keeps_fits_in_its_memory(kind, inputs, rank):
 
 
 def test_a_weight_that_leaves_no_room_is_for_other_kernels(monkeypatch):
-    monkeypatch.setattr(resident_kernels, "gluon", object())
+    monkeypatch.setattr(resident, "gluon", object())
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(resident_kernels, "_processors", lambda _: 132)
+    monkeypatch.setattr(resident, "_processors", lambda _: 132)
 
     def takes(outputs, inputs, rank=0, dtype=torch.bfloat16):
         rows = torch.empty(2, 5, inputs, dtype=dtype)
-        return resident_kernels.usable(rows, torch.empty(outputs, inputs, dtype=dtype), rank)
+        return resident.usable(rows, torch.empty(outputs, inputs, dtype=dtype), rank)
 
     assert takes(1152, 384, 8) and takes(1536, 384) and takes(128, 64)
     assert not takes(1152, 768) and not takes(1152, 384, 128)  # no room for the pieces of x
@@ -110,8 +110,8 @@ def test_a_weight_that_leaves_no_room_is_for_other_kernels(monkeypatch):
 
 @pytest.mark.parametrize(("outputs", "processors"), [(384, 132), (1152, 132), (1536, 132), (128, 114)])
 def test_a_trial_has_several_tiles_for_every_processor(monkeypatch, outputs, processors):
-    monkeypatch.setattr(resident_kernels, "_processors", lambda _: processors)
-    rows = resident_kernels.several(torch.empty(0), outputs)
+    monkeypatch.setattr(resident, "_processors", lambda _: processors)
+    rows = resident.several(torch.empty(0), outputs)
     tiles, programs = 2 * -(-rows // 128), processors // (outputs // 128)
     assert tiles // programs >= 5 and rows % 128
     asked = []
@@ -124,12 +124,12 @@ def test_a_trial_has_several_tiles_for_every_processor(monkeypatch, outputs, pro
 
 
 def test_nothing_is_resident_on_a_cpu():
-    assert not resident_kernels.usable(torch.empty(2, 5, 384, dtype=torch.bfloat16), torch.empty(128, 384))
+    assert not resident.usable(torch.empty(2, 5, 384, dtype=torch.bfloat16), torch.empty(128, 384))
 
 
 def test_the_cut_decides_who_computes(monkeypatch):
     for name in ("product", "summed", "raised", "lowered"):
-        monkeypatch.setattr(resident_kernels, name, lambda *given, name=name: (name, len(given)))
+        monkeypatch.setattr(resident, name, lambda *given, name=name: (name, len(given)))
     x = torch.empty(0)
     assert trials.product(x, x, None, x, x, 2.0, RESIDENT) == ("product", 6)
     assert trials.summed(x, x, x, x, RESIDENT) == ("summed", 4)
