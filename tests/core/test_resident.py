@@ -94,7 +94,7 @@ def test_a_weight_that_leaves_no_room_is_for_other_kernels(monkeypatch):
     monkeypatch.setattr(resident, "gluon", object())
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(resident, "_processors", lambda _: 132)
+    monkeypatch.setattr(resident, "processors", lambda _: 132)
 
     def takes(outputs, inputs, rank=0, dtype=torch.bfloat16):
         rows = torch.empty(2, 5, inputs, dtype=dtype)
@@ -110,7 +110,7 @@ def test_a_weight_that_leaves_no_room_is_for_other_kernels(monkeypatch):
 
 @pytest.mark.parametrize(("outputs", "processors"), [(384, 132), (1152, 132), (1536, 132), (128, 114)])
 def test_a_trial_has_several_tiles_for_every_processor(monkeypatch, outputs, processors):
-    monkeypatch.setattr(resident, "_processors", lambda _: processors)
+    monkeypatch.setattr(resident, "processors", lambda _: processors)
     rows = resident.several(torch.empty(0), outputs)
     tiles, programs = 2 * -(-rows // 128), processors // (outputs // 128)
     assert tiles // programs >= 5 and rows % 128

@@ -15,6 +15,8 @@ fixed order, so results repeat to the bit.
 
 from __future__ import annotations
 
+import struct
+
 import torch
 from torch import Tensor
 
@@ -33,8 +35,7 @@ STEPS, ZERO = 200.0, 26.0
 
 def _pair(x: float) -> str:
     """A number twice, in float16, as the assembler reads it."""
-    bits = int(torch.tensor(x, dtype=torch.float16).view(torch.int16)) & 0xFFFF
-    return f"0x{bits << 16 | bits:08X}"
+    return f"0x{2 * struct.pack('>e', x).hex().upper()}"
 
 
 _CONSTANTS = {

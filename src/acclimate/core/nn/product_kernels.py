@@ -47,8 +47,12 @@ class Tiling(NamedTuple):
 
     def programs(self, tiles: int, x: Tensor) -> int:
         """How many programs there are for so many tiles, on the device of x."""
-        processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
-        return min(tiles, self.lasting * processors) or tiles
+        return min(tiles, self.lasting * processors(x)) or tiles
+
+
+def processors(x: Tensor) -> int:
+    """How many processors the device of x has."""
+    return int(torch.cuda.get_device_properties(x.device).multi_processor_count) if x.is_cuda else 2
 
 
 CUTS = (
@@ -63,7 +67,17 @@ CUTS = (
 )
 """The cuts that are tried. Of the last two, two programs share a processor: one computes while the other writes."""
 RANK = 16
-"""The least rank that the hardware multiplies; lower ones are filled up with zeros."""
+"""The least rank that the hardware multiplies."""
+
+
+def filled(rank: int) -> int:
+    """The rank that is multiplied with, a power of two: what is missing is filled up with zeros."""
+    return max(RANK, 1 << max(rank - 1, 0).bit_length())
+
+
+def lies(v: Tensor) -> bool:
+    """Whether V [G, outputs, rank] is read with its outputs side by side; the copy engine wants rows of 16 bytes."""
+    return v.stride(-1) != 1 or v.shape[-1] * v.element_size() % 16 != 0
 
 
 @jit
@@ -166,9 +180,8 @@ def _run(
 ) -> Tensor:  # fmt: skip
     x, (groups, rows, inputs), (outputs, rank) = dense(x), x.shape, (len(weight), u.shape[2])
     y = blank(groups, rows, outputs, dtype=x.dtype, device=x.device)
-    (bm, bn, bk), r = cut[:3], max(RANK, 1 << (rank - 1).bit_length())
-    turned = weight.stride(-1) != 1
-    lying = v.stride(-1) != 1 or rank * v.element_size() % 16 != 0  # the copy engine wants rows of 16 bytes
+    (bm, bn, bk), r = cut[:3], filled(rank)
+    turned, lying = weight.stride(-1) != 1, lies(v)
     own = (dense(v.mT), [1, r, bn]) if lying else (dense(v), [1, bn, r])
     shared = (weight.mT, [bk, bn]) if turned else (weight, [bn, bk])
     boxes: tuple[tuple[Tensor, list[int]], ...] = (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import hidden_kernels
-from .product_kernels import RANK, Tiling, dense
+from .product_kernels import Tiling, dense, filled, lies, processors
 from .rehearsal import blank
 from .resident_kernels import _resident, gl, gluon
 
@@ -35,9 +35,9 @@ def usable(x: Tensor, weight: Tensor, rank: int = 0) -> bool:
         return False
     if torch.cuda.get_device_capability(x.device)[0] != 9:
         return False
-    fits = not (inputs % DEPTH or outputs % COLUMNS) and _stages("product", inputs, _filled(rank)) >= LEAST
+    fits = not (inputs % DEPTH or outputs % COLUMNS) and _stages("product", inputs, filled(rank)) >= LEAST
     aligned = x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0 and 1 in weight.stride()
-    return fits and aligned and outputs // COLUMNS <= _processors(x) and bool(x.numel())
+    return fits and aligned and outputs // COLUMNS <= processors(x) and bool(x.numel())
 
 
 def raised(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -67,16 +67,7 @@ def summed(x: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
 def several(x: Tensor, outputs: int) -> int:
     """Rows of each of two clients of which every processor has five tiles at least, the last one not whole: as many as
     it takes for warpgroups to wait for each other, and for places of pieces to be used again."""
-    return 5 * (_processors(x) // (outputs // COLUMNS)) * ROWS // 2 + 44
-
-
-def _filled(rank: int) -> int:
-    """The rank that is multiplied with: the hardware wants a power of two."""
-    return max(RANK, 1 << max(rank - 1, 0).bit_length())
-
-
-def _processors(x: Tensor) -> int:
-    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
+    return 5 * (processors(x) // (outputs // COLUMNS)) * ROWS // 2 + 44
 
 
 def _stages(kind: str, inputs: int, rank: int) -> int:
@@ -97,10 +88,10 @@ def _run(
     x, (groups, rows, inputs), outputs = dense(x), x.shape, len(weight)
     y = blank(groups, rows, outputs, dtype=x.dtype, device=x.device)
     rank, turned = 0 if u is None else u.shape[2], weight.stride(-1) != 1
-    lying, r = v is None or v.stride(-1) != 1 or rank % 8 != 0, _filled(rank)
+    lying, r = v is None or lies(v), filled(rank)
     if v is None:
         own = _box(y, 1, r, COLUMNS)  # nobody reads it
-    else:  # the copy engine wants rows of 16 bytes
+    else:
         own = _box(dense(v.mT), 1, r, COLUMNS) if lying else _box(dense(v), 1, COLUMNS, r)
     boxes = (
         _box(x, 1, ROWS, DEPTH),
@@ -111,7 +102,7 @@ def _run(
     )
     across, down = outputs // COLUMNS, -(-rows // ROWS)
     fours = y if kept is None else kept.view(torch.int32)
-    _resident[(_processors(x) // across * across,)](
+    _resident[(processors(x) // across * across,)](
         *boxes, fours, y if u is None else u, y if bias is None else bias, scale, rows, groups * down, down, across,
         -(-rows // 64), outputs // 64, kind, inputs // DEPTH, _stages(kind, inputs, r), turned, lying,
         bias is not None, rank, r, ROWS, COLUMNS, DEPTH, REGISTERS, FEW, num_warps=4, maxnreg=ALL,

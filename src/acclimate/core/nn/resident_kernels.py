@@ -74,7 +74,7 @@ def _places(m, n, high, wide, BM: gl.constexpr):
     thread = gl.expand_dims(gl.expand_dims(gl.arange(0, 128), 0), 1)
     row = m // 64 + i // 2
     block = (row * wide + n // 64) * 8 + (i % 2) * 4 + warp
-    real = (row < high) & (warp >= 0) & (thread >= 0)
+    real = (row < high) & (warp >= 0) & (thread >= 0)  # the latter hold always, and give it the shape of places
     return block * 128 + thread, real
 
 
