@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import check
-from . import low_rank, vit_weights
+from . import vit_weights
 from .attention import attend
+from .patches import Patches, tokens_of
 from .shapes import need_images
 from .trunk_parts import add_norm, apply_mlp, norm_linear
 
@@ -111,33 +112,6 @@ class _Block(nn.Module):
         return x, apply_mlp(self.mlp, h)
 
 
-class _Patches(nn.Module):
-    """A convolution whose step is its kernel, as the matrix product that it is."""
-
-    def __init__(self, channels: int, spec: ViT) -> None:
-        super().__init__()
-        self.side = spec.patch
-        self.proj = _Kernel(channels, spec.width, spec.patch)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = x.unflatten(-1, (-1, self.side)).unflatten(-3, (-1, self.side))  # [..., C, H/p, p, W/p, p]
-        tokens = parts.transpose(-3, -2).movedim(-5, -3).flatten(-3).flatten(-3, -2)
-        weight, bias = self.proj.weight.flatten(1), self.proj.bias
-        if "weight" in self.proj._parameters:
-            return F.linear(tokens, weight, bias)
-        return low_rank.linear(tokens, weight, bias)  # of a trunk: the same for all clients
-
-
-class _Kernel(nn.Module):
-    """Weights by the names and shapes of a convolution, [width, channels, patch, patch]."""
-
-    def __init__(self, channels: int, width: int, patch: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, channels, patch, patch))
-        self.bias = nn.Parameter(torch.zeros(width))
-        nn.init.xavier_uniform_(self.weight.data.view(width, -1))
-
-
 class _ViT(nn.Module):
     prompts: nn.Parameter | None
 
@@ -147,7 +121,7 @@ class _ViT(nn.Module):
         self.register_parameter("prompts", None)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, spec.width))
         self.pos_embed = nn.Parameter(torch.zeros(1, patches + 1, spec.width))
-        self.patch_embed = _Patches(channels, spec)
+        self.patch_embed = Patches(channels, spec.patch, spec.width)
         self.blocks = nn.Sequential(*(_Block(spec) for _ in range(spec.depth)))
         self.norm, self.head = nn.LayerNorm(spec.width, 1e-6), nn.Linear(spec.width, num_classes)
         nn.init.trunc_normal_(self.cls_token, std=0.02)
@@ -160,8 +134,9 @@ class _ViT(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.size is not None and x.shape[-2:] != (self.size, self.size):
             x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=self.size < x.shape[-1])
-        tokens = F.pad(self.patch_embed(x), (0, 0, 1, 0))  # in front of an image's patches, the class token
-        tokens = tokens + (self.pos_embed + F.pad(self.cls_token, (0, 0, 0, tokens.shape[-2] - 1)))
+        places = self.pos_embed + F.pad(self.cls_token, (0, 0, 0, self.pos_embed.shape[-2] - 1))
+        alike = not {"pos_embed", "cls_token"} & {*self._parameters}
+        tokens = tokens_of(self.patch_embed, x, places, alike)
         if self.prompts is not None:
             own = self.prompts.expand(*tokens.shape[:-2], -1, -1)
             tokens = torch.cat((tokens[..., :1, :], own, tokens[..., 1:, :]), -2)

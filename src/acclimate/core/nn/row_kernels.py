@@ -15,7 +15,9 @@ if AVAILABLE:
     import triton.language as tl
 
 TILE = 4096
-"""Numbers of a tile."""
+"""Numbers of a tile, and the most columns of a row."""
+BACK = 2048
+"""Numbers of a tile of the gradient, which has more tensors under way."""
 RANK = 8
 """The highest rank of what is added to a gradient before its norm."""
 
@@ -61,28 +63,26 @@ def _norm_back(
     at = r[:, None] * C + c[None, :]
     g = tl.load(dy + at, mask=real, other=0.0).to(tl.float32)
     v = tl.load(s + at, mask=real, other=0.0).to(tl.float32)
+    beside = tl.load(more + at, mask=real, other=0.0) if ADD else 0.0  # under way before the first sum
     scale = tl.load(unit + r, mask=there, other=0.0)
     centre = tl.load(mean + r, mask=there, other=0.0)
     w = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
-    parts, along = (), ()
-    for k in tl.static_range(RANK):  # all loads are under way before the first is used
-        parts += (tl.load(low + r * RANK + k, mask=there, other=0.0),)  # type: ignore[assignment]
-        column = a + (client * RANK + k) * C + c
-        along += (tl.load(column, mask=c < C, other=0.0),)  # type: ignore[assignment]
     for k in tl.static_range(RANK):
-        g += parts[k].to(tl.float32)[:, None] * along[k].to(tl.float32)[None, :]
+        part = tl.load(low + r * RANK + k, mask=there, other=0.0).to(tl.float32)
+        along = tl.load(a + (client * RANK + k) * C + c, mask=c < C, other=0.0).to(tl.float32)
+        g += part[:, None] * along[None, :]
     v = tl.where(real, v - centre[:, None], 0.0) * scale[:, None]
     g *= w[None, :]
     g = (g - tl.sum(g, 1)[:, None] / C - v * (tl.sum(g * v, 1)[:, None] / C)) * scale[:, None]
     if ADD:
-        g += tl.load(more + at, mask=real, other=0.0).to(tl.float32)
+        g += beside.to(tl.float32)  # type: ignore[union-attr]
     tl.store(ds + at, g.to(ds.dtype.element_ty), mask=real)
 
 
-def _cut(x: Tensor) -> tuple[int, int, int, int]:
-    """Programs, and the number of columns, rows and padded columns of a tile."""
+def _cut(x: Tensor, numbers: int = TILE) -> tuple[int, int, int, int]:
+    """Programs, and the number of columns, rows and padded columns of a tile with so many numbers."""
     columns = triton.next_power_of_2(x.shape[-1])
-    tile = max(TILE // columns, 1)
+    tile = max(numbers // columns, 1)
     return -(-(x.numel() // x.shape[-1]) // tile), x.shape[-1], tile, columns
 
 
@@ -111,10 +111,10 @@ def norm_back(
     the gradient for the norm is dy + low A, of A [G, rank, C]."""
     ds, other, columns = blank_like(s), dy if more is None else more, s.shape[-1]
     groups, rank = (1, 0) if low is None else (len(s), low.shape[-1])
-    programs, _, *tile = _cut(s[0] if rank else s)
+    programs, _, *tile = _cut(s[0] if rank else s, BACK)
     given = (dy, dy) if low is None else (low, a)
     _norm_back[(groups * programs,)](
         other, dy, *given, s, weight, mean, unit, ds, s.numel() // columns // groups, columns, more is not None, rank,
-        *tile,
+        *tile, num_warps=2 if rank else 4,
     )  # fmt: skip
     return ds

@@ -20,6 +20,7 @@ from . import (
     gelu_kernels,
     kernels,
     pair_kernels,
+    patch_kernels,
     product_kernels,
     rehearsal,
     resident,
@@ -38,6 +39,7 @@ FEW = 300
 norm, norm_back = row_kernels.norm, row_kernels.norm_back
 slopes = pair_kernels.slopes
 gelu, gelu_back = gelu_kernels.gelu, gelu_kernels.gelu_back
+cut, placed = patch_kernels.cut, patch_kernels.placed
 
 
 def product(
@@ -90,6 +92,17 @@ def serves_pairs(x: Tensor, v: Tensor) -> bool:
 def serves_gelu(x: Tensor) -> bool:
     """Whether `gelu` and `gelu_back` are for these numbers."""
     return gelu_kernels.usable(x) and works(("gelu",), x, lambda: _gelu_trial(x))
+
+
+def serves_patches(x: Tensor, side: int) -> bool:
+    """Whether `cut` is for images [N, C, H, W] like these, and patches of this side."""
+    kind = ("patches", *x.shape[1:], side)
+    return patch_kernels.usable(x) and works(kind, x, lambda: _patches_trial(x, side))
+
+
+def serves_places(y: Tensor) -> bool:
+    """Whether `placed` is for rows of tokens [N, T, width] like these."""
+    return patch_kernels.usable(y) and works(("places", *y.shape[1:]), y, lambda: _places_trial(y))
 
 
 def attention_back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int, cut: Blocks | None = None) -> Tensor:
@@ -221,6 +234,29 @@ def _gelu_trial(x: Tensor) -> float:
     given, g = draw(x, 3, 1000), draw(x, 1000, 3).T.contiguous()
     expected = torch.ops.aten.gelu_backward(g.float(), given.float())
     return max(apart(gelu(given), F.gelu(given.float())), apart(gelu_back(g, given), expected))
+
+
+def patches_of(x: Tensor, side: int) -> Tensor:
+    """What `cut` gives, by torch's operations, of images [..., C, H, W]."""
+    parts = x.unflatten(-1, (-1, side)).unflatten(-3, (-1, side))  # [..., C, H/p, p, W/p, p]
+    return parts.transpose(-3, -2).movedim(-5, -3).flatten(-3).flatten(-3, -2)
+
+
+def places_of(y: Tensor, places: Tensor) -> Tensor:
+    """What `placed` gives, by torch's operations, of [..., T, width]."""
+    return F.pad(y, (0, 0, 1, 0)) + places
+
+
+def _patches_trial(x: Tensor, side: int) -> float:
+    """How far patches of two images are from those that torch cuts."""
+    images = draw(x, 2, *x.shape[1:])
+    return apart(cut(images, side), patches_of(images, side).float())
+
+
+def _places_trial(y: Tensor) -> float:
+    """How far the tokens of two images are from those of torch's operations, in float32."""
+    rows, places = draw(y, 2, *y.shape[1:]), draw(y, y.shape[1] + 1, y.shape[2])
+    return apart(placed(rows, places), places_of(rows.float(), places.float()))
 
 
 def _rows_trial(x: Tensor) -> float:
