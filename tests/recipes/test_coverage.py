@@ -450,6 +450,15 @@ def test_every_cause_is_of_numbers_that_are_off_and_names_results():
         assert cause.evidence and all((ROOT / "results" / f.strip()).is_file() for f in cause.evidence.split(","))
 
 
+@pytest.mark.parametrize("paper", ["fedthe", "fedtta", "fedicon", "fedspl", "fedpcl"])
+def test_the_page_of_a_paper_names_the_tables_with_numbers_without_a_cause(paper):
+    section = (ROOT / f"docs/papers/{paper}.md").read_text().split("# Numbers without a cause\n")[1].split("\n#")[0]
+    told = {f"{paper}/table{table}": int(count) for table, count in re.findall(r"Table (\d+) \((\d+)\)", section)}
+    here = coverage_page.covered(RECIPES, ROOT / "results", "")
+    unknown = {g.table: len(g.numbers) for g in here.causes if g.cause is causes.UNKNOWN}
+    assert told == {table: count for table, count in unknown.items() if table.startswith(f"{paper}/")}
+
+
 def test_what_is_said_of_raised_entropy_is_in_its_file():
     """Where readings lie between the two heads, and where the paper's row does between its FedAvg and its row 5."""
     found = json.loads((ROOT / "results/causes/fedthe-readings.json").read_text())["accuracy"]["dir(0.1)"]

@@ -52,6 +52,7 @@ _ICON: dict[str, tuple[tuple[str, ...], str]] = {
     "table2": (OFFICE, "Office-10, unseen domain"),
 }
 _SETS = ("Digit-5", "Office-10")
+_PACS = {"tenfold": "PACS, with controls, at ten times the rate", "pacs": "PACS, with controls"}
 _SKEWED = tuple(f"{s} {b}" for s in SHIFTS[1:] for b in ("single", "multi"))
 _CODES = {"released-": "as the published code", "": "ordinary classifier"}
 ORDERS = (
@@ -66,7 +67,8 @@ ORDERS = (
     Order("fedicon/released-table1", DIGITS, ("FedICON", OTHERS), "Digit-5, corrupted, as released code"),
     Order("fedspl/table1", PACS, ("FedSPL", OTHERS), "PACS"),
     *(
-        Order("fedspl/pacs", tuple(c.removeprefix("PACS ") for c in PACS), ("FedSPL", row), "PACS, with controls")
+        Order(f"fedspl/{recipe}", tuple(c.removeprefix("PACS ") for c in PACS), ("FedSPL", row), what)
+        for recipe, what in _PACS.items()
         for row in ("FedAvg", "Tent", "MBSL")
     ),
     *(

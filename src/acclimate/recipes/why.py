@@ -254,6 +254,7 @@ CAUSES: tuple[Cause, ...] = (
         Cause(table, BACKBONES, f"{table}-paper.json, causes/quickdraw-full.json", f"{table}-paper.json", where)
         for table, where in (
             ("fedpcl/table3", (("dataset", ("Office-10",)),)),
+            ("fedpcl/table4", (("dataset", ("Office-10",)),)),
             ("fedpcl/table11", (("dataset", ("Office-10",)),)),
             ("fedpcl/table15", ()),
         )
