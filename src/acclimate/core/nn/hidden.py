@@ -25,7 +25,7 @@ LEAST = 1 if INTERPRETED else 2**22
 """Hidden numbers from which on ways are tried."""
 MOST = 2**15
 """Rows that are measured with; more would take as long per row."""
-PLAIN, ALL = "plain", (*CUTS, RESIDENT)
+PLAIN, ALL = "plain", {"raised": CUTS, "lowered": (*CUTS, RESIDENT)}
 
 
 def raised(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -33,19 +33,13 @@ def raised(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tens
     cut = _cut("raised", x, weight)
     if rehearsal.running():  # it goes the plain way, whose gradient wants no kernel
         _cut("lowered", x, weight.mT.contiguous().mT)
-    return _raised(x, weight, bias) if cut is None else _forward(x, weight, bias, cut)
+    return _raised(x, weight, bias) if cut is None else hidden_kernels.forward(x, weight, bias, cut)
 
 
 def lowered(g: Tensor, weight: Tensor, kept: Tensor) -> Tensor:
     """(g W) gelu'(h), of g [G, N, outputs], W [outputs, hidden] and what `raised` kept of h [G, N, hidden]."""
     cut = _cut("lowered", g, weight.mT) if kept.dtype == torch.uint8 else None
     return _lowered(g, weight, kept) if cut is None else _backward(g, weight, kept, cut)
-
-
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Tiling) -> tuple[Tensor, Tensor]:
-    if cut == RESIDENT:
-        return resident.raised(x, weight, bias)
-    return hidden_kernels.forward(x, weight, bias, cut)
 
 
 def _backward(g: Tensor, weight: Tensor, kept: Tensor, cut: Tiling) -> Tensor:
@@ -78,7 +72,7 @@ def _cut(kind: Literal["raised", "lowered"], x: Tensor, weight: Tensor) -> Tilin
         return next((cut for cut in CUTS if _works(kind, x, weight, cut)), None)
     what = f"{kind} by bytes, {groups} x {fastest.about(rows)} x {weight.shape[1]} to {hidden}"
     way = fastest.chosen(what, x, PLAIN, lambda: _ways(kind, x, weight))
-    cut = next((cut for cut in ALL if cut.name == way), None)
+    cut = next((cut for cut in ALL[kind] if cut.name == way), None)
     return cut if cut is None or _works(kind, x, weight, cut) else None
 
 
@@ -92,9 +86,9 @@ def _ways(kind: str, x: Tensor, weight: Tensor) -> Mapping[str, Callable[[], Any
     """What is run to measure: plain code, and the kernel in the cuts that work."""
     groups, each = min(len(x), -(-MOST // x.shape[1])), min(x.shape[1], MOST)
     rows, w, bias, kept = _drawn(x, weight, groups, each)
-    cuts = [cut for cut in ALL if _works(kind, x, weight, cut)]
+    cuts = [cut for cut in ALL[kind] if _works(kind, x, weight, cut)]
     if kind == "raised":
-        raising = {cut.name: partial(_forward, rows, w, bias, cut) for cut in cuts}
+        raising = {cut.name: partial(hidden_kernels.forward, rows, w, bias, cut) for cut in cuts}
         return {PLAIN: lambda: _raised(rows, w, bias), **raising}
     lowering = {cut.name: partial(_backward, rows, w.mT, kept, cut) for cut in cuts}
     return {PLAIN: lambda: _lowered(rows, w.mT, kept), **lowering}
@@ -116,7 +110,7 @@ def trial(kind: str, x: Tensor, weight: Tensor, cut: Tiling) -> float:
     rows, w, bias, kept = _drawn(x, weight, 2, trials.rows_of(x, len(weight), cut))
     product = rows.float() @ w.mT.float()
     if kind == "raised":
-        y, kept = _forward(rows, w, bias, cut)
+        y, kept = hidden_kernels.forward(rows, w, bias, cut)
         product += bias.float()
         slope = torch.ops.aten.gelu_backward(torch.ones_like(product), product)
         beyond = ((hidden_kernels.slopes(kept, *slope.shape[1:]) - slope).abs() - 0.5 / STEPS).clamp(min=0)

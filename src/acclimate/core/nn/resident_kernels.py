@@ -1,14 +1,13 @@
 """Products of many rows with a weight that stays on the processor, in Gluon, for Hopper's warpgroups.
 
-    gelu(h) and the slope gelu'(h), of h = x W^T + b          `raised`
     (g W) gelu'(h)                                            `lowered`
     x W^T + b + u V^T, u = scale x A^T                        `product`
     x W^T + u V^T                                             `summed`
 
 A processor keeps 128 rows of W, whole, and goes over tiles of x. One warp has the copy engine bring pieces of x, many
-at a time; two warpgroups take tiles in turns: one multiplies while the other finishes its tile and has it written.
-GELU's slope is kept in bytes that lie as `hidden_kernels` has them; before they are rounded, it and tanh are computed
-in pairs of float16. Sums have a fixed order, so results repeat to the bit.
+at a time; two or three warpgroups take tiles in turns: one multiplies while the others finish their tiles and have them
+written. GELU's slopes are read from bytes that lie as `hidden_kernels` has them. Sums have a fixed order, so results
+repeat to the bit.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import hidden_kernels
 from .kernels import AVAILABLE, INTERPRETED
 from .rehearsal import late
 
@@ -46,7 +44,6 @@ def _jit(f: Any = None, **options: Any) -> Any:
 
 
 if gluon is not None:
-    _BENT = gl.constexpr(hidden_kernels.BENT)
     _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # by their names since Triton 3.9
     _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
@@ -100,22 +97,6 @@ def _steep(acc, fours, BM: gl.constexpr):
 
 
 @_jit
-def _bent(acc, kept, m, n, high, wide, BM: gl.constexpr):
-    """GELU of sums; their slopes are written."""
-    value, byte = gl.inline_asm_elementwise(
-        _BENT, "=r,=r,=r,f,f", [acc], dtype=(gl.bfloat16, gl.int32), is_pure=True, pack=2
-    )  # fmt: skip
-    first, third = _ordered(byte, BM)
-    fours = gl.inline_asm_elementwise(
-        "prmt.b32 $0, $1, $2, 0x6420;", "=r,r,r", [first, third], dtype=gl.int32, is_pure=True, pack=1
-    )  # fmt: skip
-    at, real = _places(m, n, high, wide, BM)
-    ORDER: gl.constexpr = fours.type.layout
-    gl.store(kept + gl.set_auto_layout(at, ORDER), fours, mask=gl.set_auto_layout(real, ORDER))
-    return value
-
-
-@_jit
 def _write(value, to, y, client, m, n, BM: gl.constexpr):
     """Have the copy engine write a half of a tile, once it has read the one before."""
     tma.store_wait(0)
@@ -126,11 +107,12 @@ def _write(value, to, y, client, m, n, BM: gl.constexpr):
 
 @_jit
 def _bring(
-    boxes, places, bars, n, first, step, tiles, down,
+    given,
     KIND: gl.constexpr, KT: gl.constexpr, STAGES: gl.constexpr, TURNED: gl.constexpr, LYING: gl.constexpr,
-    BM: gl.constexpr, BK: gl.constexpr,
+    BM: gl.constexpr, BK: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
     """Bring W once, and of every tile x, A's and V's parts."""
+    boxes, places, bars, n, first, step, tiles, down = given
     x, w, a, v, y = boxes
     xs, ws, as_, vs, ys = places
     whole, ready, empty, here, gone, turns = bars
@@ -146,8 +128,8 @@ def _bring(
         client = tile // down
         m = (tile % down) * BM
         if KIND == "product" or KIND == "summed":
-            which = turn & 1
-            mbarrier.wait(gone.index(which), ((turn >> 1) & 1) ^ 1)
+            which = turn % GROUPS
+            mbarrier.wait(gone.index(which), ((turn // GROUPS) & 1) ^ 1)
             mbarrier.expect(here.index(which), v.block_type.nbytes)
             if LYING:
                 _load(v, [client, 0, n], here.index(which), vs.index(which))
@@ -177,13 +159,14 @@ def _low_rows(u, client, m, rows, RANKS: gl.constexpr, R: gl.constexpr, BM: gl.c
 
 @_jit
 def _multiply(
-    which: gl.constexpr, boxes, places, bars, kept, u, bias, scale, n, first, step, tiles, down, rows, high, wide,
+    which: gl.constexpr, given,
     KIND: gl.constexpr, KT: gl.constexpr, STAGES: gl.constexpr, TURNED: gl.constexpr, LYING: gl.constexpr,
     BIAS: gl.constexpr, RANKS: gl.constexpr, R: gl.constexpr,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """Every other tile. The warpgroups wait for each other's turn: a barrier only tells whether its last round is over,
-    so nobody may look at it a round too early."""
+    """Every second or third tile. Warpgroups wait for each other's turn: a barrier only tells whether its last round is
+    over, so nobody may look at it a round too early."""
+    boxes, places, bars, kept, u, bias, scale, n, first, step, tiles, down, rows, high, wide = given
     x, w, a, v, y = boxes
     xs, ws, as_, vs, ys = places
     whole, ready, empty, here, gone, turns = bars
@@ -196,7 +179,7 @@ def _multiply(
     mbarrier.wait(whole, 0)
     at = which * KT
     turn = 0
-    for tile in range(first + which * step, tiles, 2 * step):
+    for tile in range(first + which * step, tiles, GROUPS * step):
         client = tile // down
         m = (tile % down) * BM
         own = kept + client.to(gl.int64) * high * wide * 1024
@@ -208,7 +191,7 @@ def _multiply(
             factor = gl.load(spot, mask=real, other=0.0)
         acc = gl.zeros([BM, BN], gl.float32, SUMS)
         low = gl.zeros([BM, R], gl.float32, LOW)
-        mbarrier.wait(turns.index(which), (turn & 1) ^ 1 ^ which)
+        mbarrier.wait(turns.index(which), (turn & 1) ^ (which == 0))
         for k in gl.static_range(KT):
             stage = at % STAGES
             mbarrier.wait(ready.index(stage), (at // STAGES) & 1)
@@ -225,13 +208,13 @@ def _multiply(
             if k > 0:
                 mbarrier.arrive(empty.index((at - 1) % STAGES), count=1)
             at += 1
-        mbarrier.arrive(turns.index(1 - which), count=1)
+        mbarrier.arrive(turns.index((which + 1) % GROUPS), count=1)
         if KIND == "product":
             acc, low = warpgroup_mma_wait(0, (acc, low))
         else:
             acc = warpgroup_mma_wait(0, (acc,))
         mbarrier.arrive(empty.index((at - 1) % STAGES), count=1)
-        at += KT
+        at += (GROUPS - 1) * KT
         if KIND == "product":
             rounded = (low * scale).to(gl.bfloat16)
             if n == 0:
@@ -249,10 +232,7 @@ def _multiply(
             cols = n + gl.arange(0, BN, layout=gl.SliceLayout(0, SUMS))
             acc += gl.load(bias + cols).to(gl.float32)[None, :]
         left, right = _halves(acc, BM, BN)
-        if KIND == "raised":
-            _write(_bent(left, own, m, n, high, wide, BM), to, y, client, m, n, BM)
-            _write(_bent(right, own, m, n + HALF, high, wide, BM), to, y, client, m, n + HALF, BM)
-        elif KIND == "lowered":
+        if KIND == "lowered":
             _write(_steep(left, left_fours, BM), to, y, client, m, n, BM)
             _write(_steep(right, right_fours, BM), to, y, client, m, n + HALF, BM)
         else:
@@ -267,26 +247,26 @@ def _resident(
     x, w, a, v, y, kept, u, bias, scale, rows, tiles, down, across, high, wide,
     KIND: gl.constexpr, KT: gl.constexpr, STAGES: gl.constexpr, TURNED: gl.constexpr, LYING: gl.constexpr,
     BIAS: gl.constexpr, RANKS: gl.constexpr, R: gl.constexpr,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, MANY: gl.constexpr, FEW: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, MANY: gl.constexpr, FEW: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of y with the same columns. x, w, a, v and y are descriptors."""
     SOME: gl.constexpr = STAGES if KIND == "product" else 1
     xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES] + x.block_type.shape, x.layout)
     ws = gl.allocate_shared_memory(gl.bfloat16, [KT] + w.block_type.shape, w.layout)
     as_ = gl.allocate_shared_memory(gl.bfloat16, [SOME] + a.block_type.shape, a.layout)
-    vs = gl.allocate_shared_memory(gl.bfloat16, [2] + v.block_type.shape, v.layout)
-    ys = gl.allocate_shared_memory(gl.bfloat16, [2] + y.block_type.shape, y.layout)
+    vs = gl.allocate_shared_memory(gl.bfloat16, [GROUPS] + v.block_type.shape, v.layout)
+    ys = gl.allocate_shared_memory(gl.bfloat16, [GROUPS] + y.block_type.shape, y.layout)
     whole = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    here = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    gone = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    here = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    gone = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     mbarrier.init(whole, count=1)
     for s in gl.static_range(STAGES):
         mbarrier.init(ready.index(s), count=1)
         mbarrier.init(empty.index(s), count=1)
-    for s in gl.static_range(2):
+    for s in gl.static_range(GROUPS):
         mbarrier.init(here.index(s), count=1)
         mbarrier.init(gone.index(s), count=1)
         mbarrier.init(turns.index(s), count=1)
@@ -294,10 +274,18 @@ def _resident(
     n = (gl.program_id(0) % across) * BN
     first, step = gl.program_id(0) // across, gl.num_programs(0) // across
     boxes, places, bars = (x, w, a, v, y), (xs, ws, as_, vs, ys), (whole, ready, empty, here, gone, turns)
-    gl.warp_specialize([
-        (_multiply, (0, boxes, places, bars, kept, u, bias, scale, n, first, step, tiles, down, rows, high, wide,
-                     KIND, KT, STAGES, TURNED, LYING, BIAS, RANKS, R, BM, BN, BK)),
-        (_multiply, (1, boxes, places, bars, kept, u, bias, scale, n, first, step, tiles, down, rows, high, wide,
-                     KIND, KT, STAGES, TURNED, LYING, BIAS, RANKS, R, BM, BN, BK)),
-        (_bring, (boxes, places, bars, n, first, step, tiles, down, KIND, KT, STAGES, TURNED, LYING, BM, BK)),
-    ], [4, 1], [MANY, FEW])  # fmt: skip
+    given = (boxes, places, bars, kept, u, bias, scale, n, first, step, tiles, down, rows, high, wide)
+    brought = (boxes, places, bars, n, first, step, tiles, down)
+    if GROUPS == 3:
+        gl.warp_specialize([
+            (_multiply, (0, given, KIND, KT, STAGES, TURNED, LYING, BIAS, RANKS, R, BM, BN, BK, GROUPS)),
+            (_multiply, (1, given, KIND, KT, STAGES, TURNED, LYING, BIAS, RANKS, R, BM, BN, BK, GROUPS)),
+            (_multiply, (2, given, KIND, KT, STAGES, TURNED, LYING, BIAS, RANKS, R, BM, BN, BK, GROUPS)),
+            (_bring, (brought, KIND, KT, STAGES, TURNED, LYING, BM, BK, GROUPS)),
+        ], [4, 4, 1], [MANY, MANY, FEW])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_multiply, (0, given, KIND, KT, STAGES, TURNED, LYING, BIAS, RANKS, R, BM, BN, BK, GROUPS)),
+            (_multiply, (1, given, KIND, KT, STAGES, TURNED, LYING, BIAS, RANKS, R, BM, BN, BK, GROUPS)),
+            (_bring, (brought, KIND, KT, STAGES, TURNED, LYING, BM, BK, GROUPS)),
+        ], [4, 1], [MANY, FEW])  # fmt: skip
