@@ -55,6 +55,15 @@ def _lane(tile, down, right, LANES: tl.constexpr):
     return m, m // (down * right), (m // right) % down, m % right
 
 
+@jit
+def _columns(col, long, WIDE: tl.constexpr):
+    """Whether the pixels in columns `col`, and in those to their right, lie in images whose rows have `long` pixels."""
+    masks = ()
+    for j in tl.static_range(WIDE):
+        masks = masks + ((col + j >= 0) & (col + j < long),)
+    return masks
+
+
 @late
 @jit(do_not_specialize=SIZES)
 def _depthwise(
@@ -75,8 +84,10 @@ def _depthwise(
     x += client * far
     y += client * (lanes // (down * right)) * oh * ow * C
     taps = ()
+    w += client * (K * K) * C
     for tap in tl.static_range(K * K):
-        taps = taps + (tl.load(w + (client * (K * K) + tap) * C + c, mask=c < C, other=0.0).to(tl.float32)[None, :],)
+        one = tl.load(w + tap * C + c, mask=c < C, other=0.0).to(tl.float32)
+        taps = taps + (tl.broadcast_to(one[None, :], (LANES, COLS)),)
     ahead: tl.constexpr = (K - 1) // STEP if BACK else 0
     tall: tl.constexpr = (TALL - 1) // STEP + ahead + 1 if BACK else (TALL - 1) * STEP + K
     wide: tl.constexpr = (WIDE - 1) // STEP + ahead + 1 if BACK else (WIDE - 1) * STEP + K
@@ -95,25 +106,18 @@ def _depthwise(
         sums = ()
         for o in tl.static_range(TALL * WIDE):
             sums = sums + (tl.zeros((LANES, COLS), dtype=tl.float32),)
+        columns = _columns(col, long, wide)
         for i in tl.static_range(tall):
+            line = from_ + i * long * C
             inside = (m < lanes) & (row + i >= 0) & (row + i < high)
             for j in tl.static_range(wide):
-                seen = (inside & (col + j >= 0) & (col + j < long))[:, None] & known
-                v = tl.load(from_ + (i * long + j) * C, mask=seen, other=0.0).to(tl.float32)
-                new = ()
-                for o in tl.static_range(TALL * WIDE):
-                    if (
-                        (A * i + B * (o // WIDE) + Z >= 0)
-                        and (A * i + B * (o // WIDE) + Z < K)
-                        and (A * j + B * (o % WIDE) + Z >= 0)
-                        and (A * j + B * (o % WIDE) + Z < K)
-                    ):
-                        new = new + (
-                            sums[o] + v * taps[(A * i + B * (o // WIDE) + Z) * K + A * j + B * (o % WIDE) + Z],
-                        )
-                    else:
-                        new = new + (sums[o],)
-                sums = new
+                v = tl.load(line + j * C, mask=(inside & columns[j])[:, None] & known, other=0.0).to(tl.float32)
+                for r in tl.static_range(TALL):
+                    if (A * i + B * r + Z >= 0) and (A * i + B * r + Z < K):
+                        for s in tl.static_range(WIDE):
+                            if (A * j + B * s + Z >= 0) and (A * j + B * s + Z < K):
+                                new = tl.fma(v, taps[(A * i + B * r + Z) * K + A * j + B * s + Z], sums[r * WIDE + s])
+                                sums = sums[0 : r * WIDE + s] + (new,) + sums[r * WIDE + s + 1 : TALL * WIDE]
         to = y + (((image * oh + top).to(tl.int64) * ow + left) * C)[:, None] + c[None, :]
         for o in tl.static_range(TALL * WIDE):
             r, s = top + o // WIDE, left + o % WIDE
@@ -155,23 +159,22 @@ def _depthwise_slopes(
             from_ = above + ((o // WIDE) * ow + o % WIDE) * C
             ways = ways + (tl.load(from_, mask=real, other=0.0).to(tl.float32),)
         below = x + (((image * high + row).to(tl.int64) * long + col) * C)[:, None] + c[None, :]
+        columns = _columns(col, long, wide)
         for i in tl.static_range(tall):
+            line = below + i * long * C
             inside = (m < lanes) & (row + i >= 0) & (row + i < high)
             for j in tl.static_range(wide):
-                seen = (inside & (col + j >= 0) & (col + j < long))[:, None] & known
-                v = tl.load(below + (i * long + j) * C, mask=seen, other=0.0).to(tl.float32)
-                for o in tl.static_range(TALL * WIDE - 1, -1, -1):  # the first tap first
-                    if (
-                        (i - o // WIDE * STEP >= 0)
-                        and (i - o // WIDE * STEP < K)
-                        and (j - o % WIDE * STEP >= 0)
-                        and (j - o % WIDE * STEP < K)
-                    ):
-                        sums = (
-                            sums[0 : (i - o // WIDE * STEP) * K + j - o % WIDE * STEP]
-                            + (sums[(i - o // WIDE * STEP) * K + j - o % WIDE * STEP] + v * ways[o],)
-                            + sums[(i - o // WIDE * STEP) * K + j - o % WIDE * STEP + 1 : K * K]
-                        )
+                v = tl.load(line + j * C, mask=(inside & columns[j])[:, None] & known, other=0.0).to(tl.float32)
+                for r in tl.static_range(TALL - 1, -1, -1):  # the first tap first
+                    if (i - r * STEP >= 0) and (i - r * STEP < K):
+                        for s in tl.static_range(WIDE - 1, -1, -1):
+                            if (j - s * STEP >= 0) and (j - s * STEP < K):
+                                new = tl.fma(v, ways[r * WIDE + s], sums[(i - r * STEP) * K + j - s * STEP])
+                                sums = (
+                                    sums[0 : (i - r * STEP) * K + j - s * STEP]
+                                    + (new,)
+                                    + sums[(i - r * STEP) * K + j - s * STEP + 1 : K * K]
+                                )
     to = parts + (client * count + part) * (K * K) * C + c
     for tap in tl.static_range(K * K):
         tl.store(to + tap * C, tl.sum(sums[tap], 0), mask=c < C)
