@@ -226,7 +226,7 @@ def _package(noted: Noted) -> list[tuple[Any, str, Any]]:
         (proven, "expect", lambda device: proven._expected.add(there)),
         (proven, "_works", tried),
         (rehearsal, "unheard", _unheard),
-        (rehearsal, "_compile", lambda noted: 0),
+        (rehearsal, "_compile", lambda *_: 0),
         (rehearsal, "_counting", _counted),
         (proven, "_trials", [partial(_there_alone, of) for of in proven._trials]),
         (capture.Captured, "warmed", False),

@@ -85,6 +85,54 @@ def test_children_compile_into_tritons_cache_and_ask_no_device(tmp_path):
     assert files == ["asked by parent", "launcher by child", "launcher by parent"]
 
 
+WHILE_NOTED = """
+import json, os, time
+from pathlib import Path
+import pretend, torch, triton
+from acclimate.core.nn import forked, kernels, rehearsal
+
+parent, folder, real = os.getpid(), Path(triton.knobs.cache.dir), (rehearsal._compile, rehearsal._counting)
+
+def by(what):
+    (folder / f"{what} by {'parent' if os.getpid() == parent else 'child'}").touch()
+
+def cubins():
+    return sorted(folder.rglob("*.cubin"))
+
+def work():
+    for folds in ((3,), (3, 5), (3, 5, 7)):
+        kernels.mix(torch.empty(1000, dtype=torch.int64, device="meta"), 11, 13, folds)
+        until = time.monotonic() + 100
+        while not cubins() and time.monotonic() < until:
+            time.sleep(0.01)
+
+forked.cores = lambda: 2
+with pretend.pretended():
+    rehearsal._compile, rehearsal._counting = real
+    triton.knobs.runtime.jit_cache_hook = None
+    active = triton.runtime.driver.active
+    active.get_current_device = lambda: by("asked") or 0
+    active.launcher_cls = lambda src, metadata: by("launcher")
+    before = []
+    found = rehearsal.rehearse(work, lambda: before.extend(cubins()))
+    there = {kernel.__class__.__name__ for kernel in kernels._mix.device_caches[0][0].values()}
+print(json.dumps([found, len(before) > 0, len(cubins()), sorted(there), sorted(p.name for p in folder.glob("* by *"))]))
+"""
+
+
+@needs_triton
+@pytest.mark.skipif(sys.platform != "linux", reason="child processes are for Linux")
+@pytest.mark.timeout(300)
+def test_children_compile_while_a_rehearsal_still_notes_kernels(tmp_path):
+    done = run(
+        "-W", "error::DeprecationWarning:acclimate", "-c", WHILE_NOTED, limit=280, TRITON_CACHE_DIR=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    found, early, cubins, there, files = json.loads(done.stdout.splitlines()[-1])
+    assert (found, early, cubins, there) == (3, True, 3, ["CompiledKernel"])
+    assert files == ["asked by parent", "launcher by child", "launcher by parent"]
+
+
 HASTY = """
 import subprocess, tempfile
 from pathlib import Path

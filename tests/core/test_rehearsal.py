@@ -6,6 +6,7 @@ import ast
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from acclimate.core.nn import beforehand, conv, fastest, forked, implicit, kernels, rehearsal, trials
+from acclimate.core.nn.helpers import Helpers
 
 FOLDER = Path(rehearsal.__file__).parent
 on_a_gpu = pytest.mark.skipif(
@@ -60,7 +62,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     stand_in.AsyncCompileMode = Mode
     monkeypatch.setattr(rehearsal, "triton", stand_in)
-    monkeypatch.setattr(rehearsal, "_late", set())
+    monkeypatch.setattr(rehearsal, "_late", {})
     return stand_in
 
 
@@ -203,7 +205,7 @@ def cached(triton: Any, tmp_path: Path) -> Any:
 
     triton.knobs.compilation = SimpleNamespace(always_compile=False, listener=listen)
     cache = SimpleNamespace(FileCacheManager=Place, get_cache_manager=Place)
-    active = SimpleNamespace(launcher_cls=launcher)
+    active = SimpleNamespace(launcher_cls=launcher)  # asks no device: helpers are not there
     triton.runtime = SimpleNamespace(cache=cache, driver=SimpleNamespace(active=active))
     triton.by = lambda what: [
         pid == str(parent) for path in sorted(tmp_path.glob(what)) for pid in path.read_text().split()
@@ -274,6 +276,95 @@ def test_what_does_not_compile_in_a_child_is_tried_here_and_does_not_count(cache
     assert rehearsal.rehearse(lambda: [k.launch(key) for k in (broken, late) for key in ("a1", "b1")]) == 4
     assert cached.by(KERNELS) == [False] * 2 and sorted(cached.heard) == [False] * 2 + [True] * 2
     assert [str(future.exception()) for future in broken.done] == ["does not compile"] * 2
+
+
+@pytest.fixture
+def helped(cached: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same, where helpers may compile while work is rehearsed."""
+    parent, drivers = os.getpid(), cached.runtime.driver
+
+    def asked() -> int:
+        assert os.getpid() == parent or (cached.folder / "asked by a child").touch()
+        return 0
+
+    drivers.active.get_current_device = drivers.active.get_current_target = asked
+    drivers.set_active = lambda driver: setattr(drivers, "active", driver)
+    monkeypatch.setattr(forked, "_hung", [])
+    monkeypatch.setattr(forked, "LONGEST", 3600.0)
+    return cached
+
+
+def until(true: Any) -> None:
+    enough = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < enough
+        time.sleep(0.005)
+
+
+@needs_children
+def test_kernels_are_compiled_while_others_are_still_noted(helped: Any) -> None:
+    """With a launcher for each list of types, and without asking a device anything."""
+    late = rehearsal.late(Cached(helped, "late"))
+
+    def work() -> None:
+        late.launch("a1")
+        until(lambda: helped.by(KERNELS))
+        assert helped.by(KERNELS) == [False] and not late.done
+        for key in ("a1", "a2", "b1", "a2"):
+            late.launch(key)
+
+    assert rehearsal.rehearse(work) == 3 and helped.by(KERNELS) == [False] * 3
+    assert helped.by(LAUNCHERS) == [False, True] * 2  # made by a child, and then loaded
+    assert helped.heard == [True] * 3 and len(late.done) == 3
+    assert not {"asked by a child", "heard by a child"} & set(os.listdir(helped.folder))
+
+
+@needs_children
+def test_of_kernels_that_are_there_no_others_are_compiled_and_one_helper_is_made(
+    helped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, forks, fork = rehearsal.late(Cached(helped, "late")), [], os.fork
+    keys = ["a1", "a2", "b1", "b2"]
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in keys]) == 4
+    monkeypatch.setattr(os, "fork", lambda: forks.append(fork()) or forks[-1])
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in keys]) == 0
+    assert len(forks) == 1 and helped.by(KERNELS) == [False] * 4 and helped.heard == [True] * 8
+
+
+@needs_children
+def test_what_a_helper_fails_at_is_compiled_after_the_rehearsal(helped: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that dies, too, or that is told of a kernel that it does not know."""
+    parent, late = os.getpid(), rehearsal.late(Cached(helped, "late"))
+    real = late.preload
+
+    def preload(purpose: str) -> Any:
+        if os.getpid() != parent and json.loads(purpose)["key"] == "a1":
+            os._exit(3)
+        return real(purpose)
+
+    late.preload = preload
+
+    def work() -> None:
+        late.launch("a2")
+        until(lambda: helped.by(KERNELS))
+        unknown = rehearsal.late(Cached(helped, "unknown"))
+        for each, key in ((unknown, "b1"), (late, "a1"), (late, "b2")):
+            each.launch(key)
+
+    assert rehearsal.rehearse(work) == 4 and len(helped.by(KERNELS)) == 4
+
+
+@needs_children
+@pytest.mark.parametrize("why", ["threads", "always"])
+def test_no_helper_begins_before_triton_is_ready_nor_where_it_compiles_anew(
+    helped: Any, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    helped.knobs.compilation.always_compile = why == "always"
+    monkeypatch.setattr(beforehand, "done", lambda: why != "threads")
+    late = rehearsal.late(Cached(helped, "late"))
+    monkeypatch.setattr(Helpers, "_prepared", lambda self, real=Helpers._prepared: real(self) and pytest.fail("began"))
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in ("a1", "a2")]) == 2
+    assert helped.by(KERNELS) == [why == "always"] * 2
 
 
 @pytest.mark.parametrize("why", ["always", "elsewhere", "locked", "one core", "hung"])

@@ -26,6 +26,11 @@ def begin(triton: Any) -> None:
         thread.start()
 
 
+def done() -> bool:
+    """Whether all of it is done."""
+    return not any(thread.is_alive() for thread in _threads)
+
+
 def wait() -> None:
     """Go on when all of it is done."""
     for thread in _threads:

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn
 
 PATIENCE = 60.0
@@ -49,12 +50,12 @@ def spread(tasks: Sequence[Callable[[], Any]], most: int, patience: float = PATI
     os.close(put)  # whoever reads a number has it alone, and finds the end when there are no more
     children: list[int] = []
     try:
-        with _quiet(), suppress(OSError, RuntimeError):  # no more processes, or the interpreter is about to end
+        with quiet(), suppress(OSError, RuntimeError):  # no more processes, or the interpreter is about to end
             enough = time.monotonic() + LONGEST
             while len(children) < min(most, len(numbers)) and (not children or time.monotonic() < enough):
                 child = os.fork()
                 if not child:
-                    _serve(tasks, queue, tell)
+                    alone(partial(_serve, tasks, queue, tell))
                 children.append(child)
         os.close(tell)
         tell = -1
@@ -64,11 +65,11 @@ def spread(tasks: Sequence[Callable[[], Any]], most: int, patience: float = PATI
             with suppress(OSError):
                 os.close(end)
         for child in children:
-            _end(child)
+            stop(child)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No garbage is collected, as children would free a GPU's memory; and Python does not warn of forks beside threads:
     a child that waits for a lock which one of them held is ended as any that hangs."""
     collecting = gc.isenabled()
@@ -82,8 +83,8 @@ def _quiet() -> Iterator[None]:
             gc.enable()
 
 
-def _serve(tasks: Sequence[Callable[[], Any]], queue: int, tell: int) -> NoReturn:
-    """What a child does. Nothing that this process prepared for its own end, for signals or for output happens here."""
+def alone(work: Callable[[], None]) -> NoReturn:
+    """What a child does: this, and nothing that this process prepared for its own end, for signals or for output."""
     try:
         for name in (signal.SIGINT, signal.SIGTERM):
             signal.signal(name, signal.SIG_DFL)
@@ -91,10 +92,15 @@ def _serve(tasks: Sequence[Callable[[], Any]], queue: int, tell: int) -> NoRetur
         sys.stdout = sys.stderr = nowhere = open(os.devnull, "w")  # noqa: SIM115
         for stream in (1, 2):
             os.dup2(nowhere.fileno(), stream)
-        while number := os.read(queue, 2):
-            os.write(tell, b"+" if _went_well(tasks[int.from_bytes(number, "big")]) else b"-")
+        work()
     finally:
         os._exit(0)
+
+
+def _serve(tasks: Sequence[Callable[[], Any]], queue: int, tell: int) -> None:
+    """Do one task after the other, until none is left."""
+    while number := os.read(queue, 2):
+        os.write(tell, b"+" if _went_well(tasks[int.from_bytes(number, "big")]) else b"-")
 
 
 def _went_well(task: Callable[[], Any]) -> bool:
@@ -111,7 +117,7 @@ def _listen(heard: int, tasks: int, patience: float) -> int:
     waiting.register(heard, select.POLLIN)
     while done < tasks:
         if not waiting.poll(1000 * patience):
-            _hung.append(tasks - done)
+            give_up(tasks - done)
             break
         if not (news := os.read(heard, MOST)):
             break
@@ -119,7 +125,12 @@ def _listen(heard: int, tasks: int, patience: float) -> int:
     return well
 
 
-def _end(child: int) -> None:
+def give_up(tasks: int) -> None:
+    """Make no more children: those that have so many tasks left hang."""
+    _hung.append(tasks)
+
+
+def stop(child: int) -> None:
     """Have no such child any more, whatever it does."""
     with suppress(ChildProcessError, ProcessLookupError):  # somebody else waited for it
         if os.waitpid(child, os.WNOHANG) == (0, 0):

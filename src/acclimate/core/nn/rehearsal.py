@@ -1,4 +1,4 @@
-"""A rehearsal of work on a GPU: kernels are noted instead of launched, and then compiled side by side.
+"""A rehearsal of work on a GPU: kernels are noted instead of launched, and compiled side by side, meanwhile and then.
 
 Triton compiles a kernel at its first launch, so that one waits for the other, and the work for all of them. In a
 rehearsal those that are marked with `late` are left out where they have not been compiled yet. What they would have
@@ -11,11 +11,10 @@ nothing is rehearsed, and kernels compile one after the other.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from inspect import signature
@@ -26,6 +25,8 @@ import torch
 from torch import Tensor
 
 from . import beforehand, forked
+from .helpers import Helpers, Serve
+from .noted import Postponed, form, length
 
 try:
     import triton
@@ -38,13 +39,13 @@ K = TypeVar("K")
 Noted: TypeAlias = dict[Any, tuple[Any, str]]
 """Kernels that were left out: Triton's function, and what it was to be compiled for, by the two."""
 
-_late: set[int] = set()
+_late: dict[int, Any] = {}
 _running: list[set[Any]] = []
 
 
 def late(kernel: K) -> K:
     """Mark a kernel that a rehearsal leaves out: whoever launches it has memory from `blank` for the results."""
-    _late.add(id(kernel))
+    _late[id(kernel)] = kernel
     return kernel
 
 
@@ -87,16 +88,17 @@ def rehearse(*works: Callable[[], Any]) -> int | None:
     where there were none that this process had not loaded. What goes wrong is left for the work itself to find."""
     if not possible():
         return 0
-    with _noting() as noted:
-        for work in works:
-            with _tolerant():
-                work()
-    if not noted:
-        return None
-    elsewhere = 0
-    with _counting(len(noted)) as new, _tolerant():
-        elsewhere = _compile(noted)
-    return len(new) + elsewhere
+    with Helpers(_helped, forked.cores()) as early:
+        with _noting(early) as noted:
+            for work in works:
+                with _tolerant():
+                    work()
+        if not noted:
+            return None
+        elsewhere = 0
+        with _counting(len(noted)) as new, _tolerant():
+            elsewhere = _compile(noted, early)
+        return len(new) + elsewhere
 
 
 @contextmanager
@@ -168,9 +170,11 @@ def _tolerant() -> Iterator[None]:
 
 
 @contextmanager
-def _noting() -> Iterator[Noted]:
-    """As long as this lasts, late kernels are noted instead of compiled and launched."""
+def _noting(early: Helpers | None = None) -> Iterator[Noted]:
+    """As long as this lasts, late kernels are noted instead of compiled and launched, and `early` helpers begin to
+    compile them. The first of those that are launched alike has the launcher made."""
     noted: Noted = {}
+    alike: set[str] = set()
     hooks = triton.knobs.runtime
     before = hooks.jit_cache_hook
 
@@ -180,7 +184,13 @@ def _noting() -> Iterator[Noted]:
         kernel = told["fn"].jit_function
         if id(kernel) not in _late:
             return False
-        noted.setdefault((id(kernel), told["key"]), (kernel, told["compile"]["specialization_data"]))
+        which = (id(kernel), told["key"])
+        if which not in noted:
+            noted[which] = kernel, purpose = kernel, told["compile"]["specialization_data"]
+            if early is not None:
+                with _tolerant():
+                    early.give(f"{id(kernel)} {int(form(purpose) not in alike)} {purpose}", length(noted[which]))
+                    alike.add(form(purpose))
         return True
 
     hooks.jit_cache_hook = note
@@ -192,57 +202,79 @@ def _noting() -> Iterator[Noted]:
         hooks.jit_cache_hook = before
 
 
-def _compile(noted: Noted) -> int:
-    """Compile these side by side; how many child processes did. Threads of this process do the rest, and load what is
-    in Triton's cache. Those that do not compile will say so when they are launched."""
-    waiting, launchers, compiled = _Waiting(), _Launchers(), 0
+def _compile(noted: Noted, early: Helpers | None = None) -> int:
+    """Compile these side by side; how many child processes did. Helpers that began early come to their end, other
+    children and threads of this process do the rest, and threads load what is in Triton's cache. Those that do not
+    compile will say so when they are launched."""
+    waiting, launchers, compiled = Postponed(), _Launchers(), 0
     beforehand.wait()
+    if early is not None:
+        with _tolerant():
+            early.decide()
     makers: dict[str, Future[Any]] = {}  # of kernels that are launched alike the shortest has their launcher made
     with ThreadPoolExecutor(forked.cores()) as threads, triton.AsyncCompileMode(waiting, ignore_errors=True):
         try:
-            for kernel, purpose in sorted(noted.values(), key=_length, reverse=True):
+            for kernel, purpose in sorted(noted.values(), key=length, reverse=True):
                 with _tolerant():
                     future = kernel.preload(purpose).future
                     future.add_done_callback(launchers.add)
-                    makers[str([_passed(kind) for kind in _types(purpose)])] = future
+                    makers[form(purpose)] = future
+            if early is not None:
+                compiled = early.finish()
             with _tolerant():
-                compiled = _in_children(waiting.tasks, set(makers.values()))
+                compiled += _in_children(waiting.tasks, set(makers.values()))
         finally:
             waiting.start(threads)
     return compiled
 
 
-def _length(which: tuple[Any, str]) -> int:
-    """How long a kernel's source is, unrolled for all tensors of a tuple: those that take longest to compile come
-    first."""
-    tuples = (len(kind) for kind in _types(which[1]) if isinstance(kind, list))
-    return len(getattr(which[0], "src", "")) * max(tuples, default=1)
-
-
-def _types(purpose: str) -> list[Any]:
-    """The types of a kernel's arguments; none where this Triton tells them otherwise."""
-    try:
-        return list(json.loads(purpose)["signature"].values())
-    except (ValueError, LookupError):
-        return []
-
-
-def _passed(kind: Any) -> Any:
-    """What a launcher knows of an argument's type: all pointers are alike to it, and so are blocks of any size."""
-    if isinstance(kind, list):
-        return [_passed(each) for each in kind]
-    return "*" if kind.startswith("*") else kind.count(",") if kind.startswith("tensordesc") else kind
-
-
 def _in_children(tasks: list[tuple[Future[Any], Callable[[], Any]]], makers: set[Future[Any]]) -> int:
     """Have child processes compile what is not in Triton's cache yet, some with launchers; how many kernels they did.
     The cache key of a task is where Triton puts it."""
-    if not forked.possible() or triton.knobs.compilation.always_compile:
+    if not _children_help():
         return 0
     new = {key: (task, future in makers) for future, task in tasks if _missing(key := vars(future)["_key"])}
     if len(new) > 1:
         forked.spread([partial(_in_child, *each) for each in new.values()], forked.cores())
     return sum(not _missing(key) for key in new)
+
+
+def _children_help() -> bool:
+    return forked.possible() and not triton.knobs.compilation.always_compile
+
+
+def _helped() -> Serve | None:
+    """What helpers do from now on, once all is there that a process needs to compile."""
+    if not (_children_help() and beforehand.done()):
+        return None
+    return partial(_early, _Asked(triton.runtime.driver.active))
+
+
+def _early(driver: _Asked, told: str, begin: Callable[[], None]) -> bool:
+    """Compile a kernel into Triton's cache, in a child process that was not told of it before it was made; False where
+    it was there."""
+    which, launcher, purpose = told.split(" ", 2)
+    triton.knobs.runtime.jit_cache_hook = None  # which would note it
+    triton.runtime.driver.set_active(driver)
+    waiting = Postponed()
+    with triton.AsyncCompileMode(waiting, ignore_errors=True):
+        _late[int(which)].preload(purpose)
+        ((future, task),) = waiting.tasks
+        future.set_exception(LookupError("it is compiled into the cache, and not launched here"))
+        if not _missing(vars(future)["_key"]):
+            return False
+        begin()
+        _in_child(task, launcher == "1")
+    return True
+
+
+class _Asked:
+    """A driver that knows what the device said, and asks it no more."""
+
+    def __init__(self, driver: Any) -> None:
+        device, target = driver.get_current_device(), driver.get_current_target()
+        self.get_current_device, self.get_current_target = lambda: device, lambda: target
+        self.launcher_cls = driver.launcher_cls
 
 
 def _in_child(task: Callable[[], Any], launcher: bool) -> None:
@@ -285,33 +317,6 @@ def _missing(key: str) -> bool:
     if type(place) is not store.FileCacheManager or not os.access(place.cache_dir, os.W_OK):
         return False
     return not any(name.startswith("__grp__") for name in os.listdir(place.cache_dir))
-
-
-class _Waiting(Executor):
-    """Notes what is to be done, and has it done later."""
-
-    def __init__(self) -> None:
-        self.tasks: list[tuple[Future[Any], Callable[[], Any]]] = []
-
-    def submit(self, task: Callable[..., Any], /, *given: Any, **more: Any) -> Future[Any]:
-        """Note a task."""
-        self.tasks.append((Future(), partial(task, *given, **more)))
-        return self.tasks[-1][0]
-
-    def start(self, threads: Executor) -> None:
-        """Have all of them done by these threads."""
-        for future, task in self.tasks:
-            threads.submit(_settle, future, task)
-
-
-def _settle(future: Future[Any], task: Callable[[], Any]) -> None:
-    """Do what was noted."""
-    try:
-        found = task()
-    except BaseException as reason:
-        future.set_exception(reason)
-    else:
-        future.set_result(found)
 
 
 class _Launchers:
