@@ -1,5 +1,7 @@
 """How often functions are measured, with a device that tells what it is told."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -66,3 +68,18 @@ def test_a_host_that_never_fills_the_queue_in_time_ends_with_what_there_is(devic
     device.needed = float("inf")
     device.append(2.0)
     assert timing.milliseconds(lambda: None) == 2.0 and len(device.slept) == timing.AGAIN + 1
+
+
+def test_a_function_runs_as_often_as_its_time_needs(device):
+    """Once to be there, twice to see how long the host takes, and four times for each of two measurements."""
+    ran = []
+    device.extend((2.0, 2.0))
+    assert timing.milliseconds(lambda: ran.append(1)) == 2.0 and len(ran) == 11
+
+
+def test_the_device_sleeps_twice_as_long_as_the_host_needs_for_all_runs(device, monkeypatch):
+    clock = iter((10.0, 10.5))  # half a second for two runs, a whole one for four
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    device.extend((2.0, 2.0))
+    timing.milliseconds(lambda: None)
+    assert device.slept == [2 * timing.CLOCK] * 2

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-REPEATS, PASSES, SLEEP, CLOCK = 8, 3, 400_000, 2e9
+REPEATS, PASSES, SLEEP, CLOCK = 4, 3, 400_000, 2e9
 """Runs of a measurement, measurements, the device's clocks while which the host at least puts runs into its queue, and
 about how many there are in a second."""
+PROBE = 2
+"""Runs that tell how long the host takes for one: a sleep that is too short is doubled."""
 AGAIN = 4
 """How often a measurement is made anew, each time with twice the sleep, because the device awoke too early."""
 CLEARLY = 1.5
@@ -30,15 +32,16 @@ def made(like: Tensor, clients: int, seed: int) -> Tensor:
 
 
 def milliseconds(f: Callable[[], Any], beaten: float = math.inf) -> float:
-    """The device's time for one run: it sleeps until all of them are in its queue, however busy the host is.
+    """The device's time for one run: it sleeps until all of them are in its queue, however busy the host is. So a few
+    runs tell it, and most of what a measurement takes is the host's time for them.
 
     Where another function takes `beaten`, and this one clearly longer, one measurement is enough; and two are where
     they are alike."""
     f()
     began = time.perf_counter()
-    for _ in range(REPEATS):
+    for _ in range(PROBE):
         f()
-    asleep = max(SLEEP, int(2 * CLOCK * (time.perf_counter() - began)))
+    asleep = max(SLEEP, int(2 * CLOCK * (time.perf_counter() - began) * REPEATS / PROBE))
     took: list[float] = []
     while len(took) < PASSES:
         time_of, asleep = _measured(f, asleep)
