@@ -39,7 +39,7 @@ def _pair(x: float) -> str:
 
 
 _CONSTANTS = {
-    "most": 5.5, "least": -5.5, "one": 1.0, "half": 0.5, "steps": STEPS,
+    "most": 30.25, "one": 1.0, "half": 0.5, "steps": STEPS,
     "zero": 1024 + ZERO, "q2": -0.00035189531, "q1": 0.037007955, "q0": 0.79750541,
     "p2": -0.00087973827, "p1": 0.055511932, "p0": 0.39875271,
 }  # fmt: skip
@@ -48,21 +48,20 @@ BENT = f"""{{
 .reg .b16 low, high;
 .reg .f32 f0, f1;
 {"".join(f"mov.b32 {name}, {_pair(value)};" for name, value in _CONSTANTS.items())}
-cvt.rn.f16x2.f32 x, $4, $3;
-min.f16x2 x, x, most;
-max.f16x2 x, x, least;
+cvt.rn.satfinite.f16x2.f32 x, $4, $3;
 mul.f16x2 t, x, x;
+min.f16x2 t, t, most;
 fma.rn.f16x2 q, t, q2, q1;
 fma.rn.f16x2 q, t, q, q0;
 mul.f16x2 q, x, q;
 tanh.approx.f16x2 b, q;
 fma.rn.f16x2 p, t, p2, p1;
 fma.rn.f16x2 p, t, p, p0;
-mul.f16x2 p, x, p;
 fma.rn.f16x2 w, b, half, half;
 neg.f16x2 s, b;
 fma.rn.f16x2 s, s, b, one;
-fma.rn.f16x2 s, p, s, w;
+mul.f16x2 s, p, s;
+fma.rn.f16x2 s, x, s, w;
 fma.rn.f16x2 s, s, steps, zero;
 mov.b32 {{low, high}}, w;
 cvt.f32.f16 f0, low;
@@ -74,7 +73,8 @@ mov.b32 $1, s;
 mov.b32 $2, s;
 }}"""
 """GELU of two numbers, by the polynomials of `bent`, and in the bytes 0 and 2 of a third the slopes: added to 1024,
-whose last digit in float16 is one, they are rounded to whole numbers."""
+whose last digit in float16 is one, they are rounded to whole numbers. Where squares are cut off, tanh is one, and the
+part of the slope that it multiplies is zero before a number of any size meets it."""
 if AVAILABLE:
     _BENT = tl.constexpr(BENT)
 
