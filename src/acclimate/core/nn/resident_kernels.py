@@ -43,6 +43,8 @@ def _jit(f: Any = None, **options: Any) -> Any:
     return gluon.jit(**options)(f) if f is not None else (lambda g: gluon.jit(**options)(g))
 
 
+_load: Any = None
+_store: Any = None
 if gluon is not None:
     _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # by their names since Triton 3.9
     _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import (
     attention_block_kernels,
+    attention_head,
     attention_kernels,
     gelu_kernels,
     kernels,
@@ -27,6 +28,7 @@ from . import (
     row_kernels,
 )
 from .attention_block_kernels import Blocks
+from .attention_head import HELD
 from .product_kernels import CUTS, Tiling
 from .resident import RESIDENT
 
@@ -106,9 +108,12 @@ def serves_places(y: Tensor) -> bool:
 
 
 def attention_back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int, cut: Blocks | None = None) -> Tensor:
-    """As `attention_kernels.back`, which it is, or `attention_block_kernels.back` with tokens cut into blocks."""
+    """As `attention_kernels.back`, which it is, or `attention_block_kernels.back` with tokens cut into blocks, or
+    `attention_head.back` with its cut."""
     if cut is None:
         return attention_kernels.back(qkv, out, g, sums, heads)
+    if cut == HELD:
+        return attention_head.back(qkv, out, g, sums, heads)
     return attention_block_kernels.back(qkv, out, g, sums, heads, cut)
 
 
@@ -117,13 +122,27 @@ def serves_attention(qkv: Tensor, heads: int, cut: Blocks | None = None, asked: 
     output of all tokens, or of the first that are asked for."""
     asked = asked or qkv.shape[1]
     kind = ("attention", qkv.shape[1:], heads, asked, *([] if cut is None else [cut.name]))
-    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _attention_trial(qkv, heads, cut, asked))
+    return _holds(qkv, heads, cut, asked) and works(kind, qkv, lambda: _attention_trial(qkv, heads, cut, asked))
+
+
+def mix(qkv: Tensor, heads: int, cut: Blocks, asked: int) -> tuple[Tensor, Tensor]:
+    """As `attention_block_kernels.forward`, which it is, or `attention_head.forward` with its cut."""
+    if cut == HELD:
+        return attention_head.forward(qkv, heads)
+    return attention_block_kernels.forward(qkv, heads, cut, asked)
 
 
 def serves_mixing(qkv: Tensor, heads: int, cut: Blocks, asked: int) -> bool:
-    """Whether `attention_block_kernels.forward` is for these queries, keys and values, and for this cut."""
+    """Whether `mix` is for these queries, keys and values, and for this cut."""
     kind = ("mixing", qkv.shape[1:], heads, asked, cut.name)
-    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _mixing_trial(qkv, heads, cut, asked))
+    return _holds(qkv, heads, cut, asked) and works(kind, qkv, lambda: _mixing_trial(qkv, heads, cut, asked))
+
+
+def _holds(qkv: Tensor, heads: int, cut: Blocks | None, asked: int) -> bool:
+    """Whether kernels with this cut take these queries, keys and values, and so many that are asked for."""
+    if cut == HELD and not (asked == qkv.shape[1] and attention_head.usable(qkv, heads)):
+        return False
+    return attention_kernels.usable(qkv, heads)
 
 
 _tried: dict[Any, bool] = {}
@@ -302,7 +321,7 @@ def _mixing_trial(qkv: Tensor, heads: int, cut: Blocks, asked: int) -> float:
     given = draw(qkv, 3, *qkv.shape[1:])
     q, k, v = _headed(given, heads, 3).unbind(1)
     logits = q[:, :, :asked] @ k.mT * q.shape[-1] ** -0.5
-    out, sums = attention_block_kernels.forward(given, heads, cut, asked)
+    out, sums = mix(given, heads, cut, asked)
     expected = (logits.softmax(-1) @ v).movedim(1, 2).flatten(2)
     return max(apart(out, expected), apart(sums, logits.logsumexp(-1)))
 
