@@ -47,6 +47,7 @@ def _times(a, part, ROWS: gl.constexpr):
 
 @_jit
 def _weights(logits, begin, total, base, ROWS: gl.constexpr, MASKED: gl.constexpr, T: gl.constexpr):
+    """The weights of ROWS keys, zero for those that are not there."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     p = gl.exp2(logits * base + gl.convert_layout(total, gl.SliceLayout(1, SUMS))[:, None])
     if MASKED:
@@ -110,15 +111,8 @@ def _to_queries(
     else:
         acc = warpgroup_mma_wait(0, (acc,))
     tma.store_wait(0)
-    _put(
-        acc * scale,
-        to._reinterpret(gl.bfloat16, [64, D], gl.NVMMASharedLayout(2 * D, 16, 2)),
-        y,
-        sample,
-        j * 64,
-        column,
-        D,
-    )
+    whole = to._reinterpret(gl.bfloat16, [64, D], gl.NVMMASharedLayout(2 * D, 16, 2))
+    _put(acc * scale, whole, y, sample, j * 64, column, D)
     return rest_k, rest_v
 
 

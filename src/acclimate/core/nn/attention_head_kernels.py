@@ -1,8 +1,8 @@
-"""Attention and its gradient with a whole head in a processor's memory, in Gluon, for Hopper's warpgroups.
+"""Attention with a whole head in a processor's memory, in Gluon, for Hopper's warpgroups; its gradient is beside it.
 
-The copy engine brings a head's queries, keys, values and gradients once, and two programs share a processor, so that
-one computes while the other waits. A program takes 64 queries, or 64 keys, at a time. What is left over of the tokens
-(5 of 197) is a small block. Sums have a fixed order, so results repeat to the bit.
+The copy engine brings a head's keys and values once, and several programs share a processor, so that one computes while
+another waits. A program takes 64 queries at a time. What is left over of the tokens (5 of 197) is a small block. Sums
+have a fixed order, so results repeat to the bit.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,19 +21,6 @@ if gluon is not None:
         warpgroup_mma_init,
         warpgroup_mma_wait,
     )
-_fixed = getattr(gluon, "constexpr_function", lambda f: f)
-
-
-@_fixed
-def _begin(n, whole, left, size):
-    """The first row of a step: the small block is the first step."""
-    return (whole * 64 if n == 0 else (n - 1) * size) if left else n * size
-
-
-@_fixed
-def _size(n, left, size):
-    """The rows of a step."""
-    return 16 if left and n == 0 else size
 
 
 @_jit
@@ -74,18 +61,6 @@ def _put(value, to, y, sample, row, column, D: gl.constexpr):
     to.store(value.to(gl.bfloat16))
     fence_async_shared()
     _store(y, [sample, row, column], to._reinterpret(gl.bfloat16, [1, 64, D], y.layout))
-
-
-@_jit
-def _logits(
-    q, pool, which: gl.constexpr, n: gl.constexpr, D: gl.constexpr, WHOLE: gl.constexpr, LEFT: gl.constexpr,
-    SIZE: gl.constexpr,
-):  # fmt: skip
-    """The products of 64 queries with the keys of a step, under way."""
-    rows: gl.constexpr = _size(n, LEFT, SIZE)
-    k = _part(pool, which, _begin(n, WHOLE, LEFT, SIZE), rows, D, WHOLE, LEFT)
-    nothing = gl.zeros([64, rows], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rows, 16]))
-    return warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
 
 
 @_jit
