@@ -9,7 +9,22 @@ import torch
 from torch import nn
 
 import acclimate
-from acclimate.adapters import EATA, ICON, MBSL, MEMO, ODPFL, SANTA, TSA, TTT, FedTTA, KNNPer, Tent, THEPlus, Together
+from acclimate.adapters import (
+    EATA,
+    ICON,
+    MBSL,
+    MEMO,
+    ODPFL,
+    SANTA,
+    TSA,
+    TTT,
+    BNStats,
+    FedTTA,
+    KNNPer,
+    Tent,
+    THEPlus,
+    Together,
+)
 from acclimate.core import Task, rng
 from acclimate.experiment.catalogue import ADAPTERS
 from acclimate.experiment.settings import expand
@@ -48,6 +63,12 @@ def test_inputs_that_are_no_images_and_entries_that_are_missing(adapter, needed)
     for missing in needed:
         reason = adapter.refusal(task((3, 8, 8)), {k: v for k, v in whole.items() if k != missing})
         assert reason.startswith(f"{name} needs {missing} in the deployed model, which has only ")
+
+
+def test_batch_statistics_need_batch_norm():
+    model = {"vars": {"params": {}, "buffers": {}}}
+    assert BNStats().refusal(small_task("cnn-batch"), model) is None
+    assert BNStats().refusal(small_task("cnn-group"), model).startswith("BNStats needs ")
 
 
 @pytest.mark.parametrize("kind", [Tent, EATA])

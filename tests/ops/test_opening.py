@@ -1,10 +1,18 @@
-"""JSON that others made: how deep it may be nested, in objects, lists and both."""
+"""Files that others made: why one cannot be read, and how deep JSON may be nested, in objects, lists and both."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from acclimate.ops.opening import DEPTH, FileProblem, parsed
+from acclimate.ops.opening import DEPTH, FileProblem, opened, parsed
+
+
+@pytest.mark.parametrize(("name", "why"), [("a" * 300, "File name too long"), ("a\0b", "embedded null byte")])
+def test_a_file_that_cannot_be_read_is_named_with_the_reason_alone(name, why):
+    with pytest.raises(FileProblem) as e:
+        opened(Path(name))
+    assert str(e.value) == f"{name} cannot be read: {why}"
 
 
 @pytest.mark.parametrize(("left", "right"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])

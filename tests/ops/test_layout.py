@@ -1,0 +1,28 @@
+"""Tables of text by hand: where cells go that do not fit, and where a table is cut."""
+
+from acclimate.ops.layout import cut, lined, wrapped
+
+HEAD, BODY = ("name", "one", "two"), [("a", "1", "22"), ("bcd", "333", "4")]
+
+
+def test_every_line_of_a_paragraph_is_indented_the_first_one_too():
+    assert wrapped("some words that go on", 20, "  ") == ["  some words that go", "  on"]
+    assert wrapped("some words that go on", 0, "  ") == ["  some words that go on"]
+
+
+def test_cells_that_do_not_fit_go_on_below_their_row():
+    rows = [HEAD, *BODY]
+    assert lined(rows) == ["name  one  two", "a     1    22", "bcd   333  4"]
+    assert lined(rows, 14) == lined(rows)
+    assert lined(rows, 13) == ["name  one", "    two", "a     1", "    22", "bcd   333", "    4"]
+    assert lined(rows, 8) == ["name", "    one; two", "a", "    1; 22", "bcd", "    333; 4"]
+
+
+def test_a_table_is_cut_where_its_columns_are_too_wide_together():
+    """`name` takes 4 columns, and each of the others two for a gap and 3: 14 in all."""
+    whole = [[list(row) for row in (HEAD, *BODY)]]
+    assert cut(HEAD, BODY) == cut(HEAD, BODY, 14) == whole
+    one, two = cut(HEAD, BODY, 13)
+    assert one == [["name", "one"], ["a", "1"], ["bcd", "333"]]
+    assert two == [["name", "two"], ["a", "22"], ["bcd", "4"]]
+    assert len(cut(HEAD, BODY, 3)) == 2, "a column stays whole, however narrow the window is"
