@@ -68,6 +68,14 @@ def test_samples_are_answered_alone_and_the_cut_does_not_matter():
     assert equal(before["params"], SMALL.init(t, model)["params"])
 
 
+def test_the_rest_of_a_batch_is_no_reason_to_learn():
+    """Twenty samples, in one batch or in two: one update, with the sixteenth."""
+    t, model, predict, x = world()
+    whole, two = (served(SMALL, t, model, predict, x[:20], size)[1] for size in (20, 16))
+    assert gap(whole["params"], two["params"]) < 1e-6 and gap(whole["buffers"], two["buffers"]) < 1e-6
+    assert gap(whole["params"], SMALL.init(t, model)["params"]) > 1e-3
+
+
 def test_what_is_missing_is_named():
     t, model, *_ = world()
     assert SMALL.refusal(t, model) is None

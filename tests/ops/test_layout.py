@@ -1,8 +1,17 @@
 """Tables of text by hand: where cells go that do not fit, and where a table is cut."""
 
-from acclimate.ops.layout import cut, lined, wrapped
+from acclimate.ops.layout import cut, lined, near, some, wrapped
 
 HEAD, BODY = ("name", "one", "two"), [("a", "1", "22"), ("bcd", "333", "4")]
+
+
+def test_names_that_are_left_out_are_counted():
+    assert some("abc", 3) == "a, b, c" and some("abcde", 3) == "a, b, c and 2 more"
+
+
+def test_a_name_that_is_half_alike_may_be_meant():
+    assert near("note", ["neo", "sar"]) == ["neo"] and near("SAR", ["santa", "neo"]) == ["santa"]
+    assert near("fedavg", ["fedprox", "tent"]) == []
 
 
 def test_every_line_of_a_paragraph_is_indented_the_first_one_too():
@@ -13,7 +22,7 @@ def test_every_line_of_a_paragraph_is_indented_the_first_one_too():
 def test_cells_that_do_not_fit_go_on_below_their_row():
     rows = [HEAD, *BODY]
     assert lined(rows) == ["name  one  two", "a     1    22", "bcd   333  4"]
-    assert lined(rows, 14) == lined(rows)
+    assert lined(rows, 14) == lined(rows) and lined(rows[:1]) == ["name  one  two"]
     assert lined(rows, 13) == ["name  one", "    two", "a     1", "    22", "bcd   333", "    4"]
     assert lined(rows, 8) == ["name", "    one; two", "a", "    1; 22", "bcd", "    333; 4"]
 
