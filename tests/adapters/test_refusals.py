@@ -19,6 +19,7 @@ from acclimate.adapters import (
     TSA,
     TTT,
     BNStats,
+    DeYO,
     FedTTA,
     KNNPer,
     Tent,
@@ -63,6 +64,14 @@ def test_inputs_that_are_no_images_and_entries_that_are_missing(adapter, needed)
     for missing in needed:
         reason = adapter.refusal(task((3, 8, 8)), {k: v for k, v in whole.items() if k != missing})
         assert reason.startswith(f"{name} needs {missing} in the deployed model, which has only ")
+
+
+def test_either_side_of_an_image_may_be_too_short_for_deyos_patches():
+    adapter, model = DeYO(patches=4), {"vars": {"params": {}, "buffers": {}}}
+    assert adapter.refusal(task((3, 4, 8), ["n.weight"]), model) is None
+    for shape in ((3, 3, 8), (3, 8, 3)):
+        reason = adapter.refusal(task(shape, ["n.weight"]), model)
+        assert reason == f"DeYO cuts sides into patches=4, and these inputs have shape {shape}: set fewer"
 
 
 def test_batch_statistics_need_batch_norm():

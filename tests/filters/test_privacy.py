@@ -65,6 +65,7 @@ def test_central_dp_clips_withholds_and_adds_noise_to_the_sum():
     dp = CentralDP(clip=1.0, noise=0.5)
     sent = dp.client(UP, rng.key(0), SENDER)
     assert sent["n"].item() == 0 and sent["delta"]["w"].tolist() == pytest.approx([0.6, 0.0])
+    assert sent["control"].dtype == sent["delta"]["w"].dtype == torch.float32 and sent["n"].dtype == UP["n"].dtype
     evil = tree.scale(UP, 1e6)
     arrived = dp.arrive({**evil, "n": UP["n"]})
     norm = sum(t.square().sum() for t in tree.leaves(tree.drop(arrived, ("n",)))) ** 0.5

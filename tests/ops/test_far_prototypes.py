@@ -24,5 +24,5 @@ def test_where_nothing_is_known_all_are_equally_unlikely():
 def test_a_class_that_is_not_known_lies_a_hundred_below_the_farthest_that_is():
     """Known: 600 - 1 and -60,000 - 10,000. The prototype of the unknown class, which means nothing, is farther."""
     features, prototypes = torch.tensor([[300.0]]), torch.tensor([[1.0], [-100.0], [-5000.0]])
-    logits = nearest(features, prototypes, torch.tensor([1.0, 2.0, 0.0]))
+    logits = nearest(features, prototypes, torch.tensor([2.0, 1.0, 0.0]))
     assert logits.tolist() == [[599.0, -70_000.0, -70_100.0]]

@@ -38,3 +38,14 @@ def test_the_steps_are_those_of_fista_and_start_anew_where_they_lead_uphill():
         best, t = new, after
         torch.testing.assert_close(best_mixtures(points, variance, step)[0], best, rtol=0, atol=1e-12)
     assert anew > 0, "this case has to start anew once"
+
+
+def test_three_hundred_steps_are_taken_unless_told_otherwise():
+    """Here each of them still moves: one estimate lies ten times as far out as the others."""
+    draw = torch.Generator().manual_seed(0)
+    points = torch.randn(8, 3, generator=draw, dtype=torch.float64)
+    points[0] *= 10
+    variance = torch.full((8,), 1e-2, dtype=torch.float64)
+    found = best_mixtures(points, variance)
+    assert torch.equal(found, best_mixtures(points, variance, 300))
+    assert float((found - best_mixtures(points, variance, 301)).abs().max()) > 1e-5
