@@ -36,6 +36,13 @@ def test_the_accountant_agrees_with_dp_accounting(noise, rate, rounds, delta, re
     assert own == pytest.approx(renyi, rel=1e-10) and own > tight
 
 
+def test_an_event_without_sampling_is_a_plain_gaussian_one():
+    dp = pytest.importorskip("dp_accounting")
+    plain = dp.GaussianDpEvent(1.2)
+    assert accounting.event(1.2, 1.0, 5) == dp.SelfComposedDpEvent(plain, 5)
+    assert accounting.event(1.2, 0.5, 5) == dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.5, plain), 5)
+
+
 def test_with_little_noise_the_best_order_lies_between_one_and_two():
     """Without sampling the divergence at order a is a / (2 z^2); of all bounds that of 1.45 or 1.5 is the least."""
 

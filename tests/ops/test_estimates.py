@@ -114,6 +114,12 @@ def test_disagreement_is_told_row_by_row():
     torch.testing.assert_close(mean[:, 0], T([0.7, 0.5, 0.3]))
 
 
+def test_aetta_takes_the_entropy_of_all_classes_however_many_rows_there_are():
+    """Three rows that are spread over two classes alike: nothing has collapsed."""
+    even = T([[0.5, 0.5]] * 3)
+    assert float(E.aetta(T([0.2, 0.3, 0.4]), even, all_real(even))) == pytest.approx(0.7)
+
+
 def test_aetta_is_never_below_guessing_by_the_prior():
     sure = T([[1.0, 0.0], [1.0, 0.0]])  # collapsed, and half of the passes disagree
     assert float(E.aetta(T([0.5, 0.5]), sure, all_real(sure))) == pytest.approx(0.5)

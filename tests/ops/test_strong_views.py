@@ -87,6 +87,13 @@ def test_a_view_is_shifted_across_and_down_by_draws_of_their_own():
     torch.testing.assert_close(views, expected, rtol=0, atol=1e-5)
 
 
+def test_a_view_is_blurred_by_a_width_from_next_to_nothing_up_to_the_widest():
+    wide = 0.001 + (0.5 - 0.001) * rng.uniform(rng.fold(KEY, "blur"), 6)
+    views = StrongViews(**{**OFF, "blur": 0.5}, flip=False).views(X, KEY)
+    torch.testing.assert_close(views, blurred(X, wide), rtol=0, atol=1e-5)
+    assert float((blurred(X, wide) - blurred(X, wide - 0.002)).abs().max()) > 1e-4, "so little is noticed"
+
+
 def test_views_stay_in_range_and_are_drawn_by_the_key_alone_and_side_by_side():
     views = StrongViews()
     a, b, other = views.views(X, KEY), views.views(X, KEY), views.views(X, rng.key(9))
