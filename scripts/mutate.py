@@ -16,7 +16,7 @@ score, by package, and the survivors as JSON.
 
 Equivalent mutants, which no test could notice, stand in scripts/mutation/equivalent.json with a reason each, and are
 not run: the score is killed / (all - equivalent). Mutants that `--out` has already are not run again; with `--again`
-those that survived are.
+those that survived are, and those that took too long, which a busy machine may be the reason of.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def arguments() -> argparse.Namespace:
     cache = Path(tempfile.gettempdir()) / "acclimate-mutation" / "map.json"
     add("--map", type=Path, default=cache, help=f"which tests run which lines, made where it is missing ({cache})")
     add("--summary", type=Path, help="write the score and the survivors there, as JSON")
-    add("--again", action="store_true", help="run those that survived before again")
+    add("--again", action="store_true", help="run those that survived or took too long again")
     add("--list", action="store_true", help="run nothing; show those that survived, each with its change")
     return parser.parse_args()
 
@@ -177,7 +177,7 @@ def main() -> None:
     if args.list:
         print(survivors(sample, results, equivalent))
     else:
-        old = {k for k, r in results.items() if not (args.again and r["outcome"] == "survived")}
+        old = {k for k, r in results.items() if not (args.again and r["outcome"] in ("survived", "timeout"))}
         todo = [m for m in sample if m.identity not in old and m.identity not in equivalent]
         print(f"{len(everything)} mutants, {len(sample)} drawn, {len(todo)} to run", flush=True)
         run(todo, args, results)

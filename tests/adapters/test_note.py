@@ -35,6 +35,7 @@ def test_an_update_by_hand(steps):
     torch.testing.assert_close(logits, t.apply(model["vars"], x[:16]).logits)
     held = new["memory"]["held"] > 0
     assert int(held.sum()) == 16 < 24
+    assert new["memory"]["seen"].tolist() == torch.bincount(logits.argmax(-1), minlength=CLASSES).tolist()
     vars = model["vars"]
     for _ in range(steps):
         leaves = {k: p.clone().requires_grad_(k in t.norm) for k, p in vars["params"].items()}

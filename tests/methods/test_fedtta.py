@@ -280,6 +280,15 @@ def test_one_step_is_the_gradient_step_of_training_and_of_fedtta_plus_with_one_s
     assert gap(by_hand, model["vars"]["params"]) > 1e-4
 
 
+@pytest.mark.parametrize("adapter", [Adapt(steps=3), Adapt(steps=3, patience=2)], ids=["fedtta", "fedtta-plus"])
+def test_the_state_before_adaptation_has_the_shape_of_the_one_after(live, adapter):
+    """With patience the model after the last step is judged too, so its curves are one number longer."""
+    t, _, model, _ = live
+    before, after = adapter.init(t, model)["record"], prepared(live, adapter)["record"]
+    assert {k: v.shape for k, v in before.items()} == {k: v.shape for k, v in after.items()}
+    assert len(before["entropy"]) == (3 if adapter.patience is None else 4)
+
+
 @pytest.mark.parametrize("norm", ["batch", "set"])
 def test_adaptation_does_not_depend_on_the_order_of_samples(live, norm):
     x, adapter = live[3], Adapt(steps=5, patience=2, norm=norm)
