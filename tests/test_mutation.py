@@ -208,6 +208,31 @@ def test_a_summary_is_written_of_what_a_file_holds(tmp_path, monkeypatch, capsys
     assert found["not_run"] + found["equivalent"] == 19 and found["mutants"] == len(everything)
 
 
+STORED = Path(__file__).parents[1] / "results"
+DESIGN = (STORED.parent / "docs" / "design.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["mutation", "mutation-again", "mutation-fresh"])
+def test_the_design_page_tells_a_score_as_it_was_measured(name):
+    found = json.loads((STORED / f"{name}.json").read_text())
+    said = " ".join(DESIGN.split("## Tests that would notice\n")[1].split("\n## ")[0].split())
+    ran = found["killed"] + found["survived"]
+    assert found["schema"] == record.SCHEMA and found["not_run"] == 0
+    assert ran + found["equivalent"] == found["count"] == sum(n["count"] for n in found["packages"].values())
+    assert found["score"] == round(100 * found["killed"] / ran, 1) and len(found["survivors"]) == found["survived"]
+    assert f"{found['killed']} of {ran} are killed, {found['score']} %" in said
+    assert found["command"] in DESIGN and f"`results/{name}.json`" in said
+    assert all(commit[:8] in said for commit in found["commits"])
+
+
+def test_the_design_page_has_the_table_of_the_score():
+    found = json.loads((STORED / "mutation.json").read_text())
+    lines = record.table(found)
+    assert "\n".join(lines) in DESIGN and len(lines) == 2 + len(tests.FOLDERS) + 1
+    drawn = f"{found['count']:,} mutants drawn with seed {found['seed']} of {found['mutants']:,}"
+    assert drawn in " ".join(DESIGN.split())
+
+
 def test_a_test_that_takes_too_long_is_left_out_of_a_map(tmp_path):
     """In a process of its own: it runs pytest, with limits of its own."""
     (tmp_path / "test_toy.py").write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(9)\n")

@@ -74,6 +74,15 @@ def figures(count: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
+def table(found: Mapping[str, Any]) -> list[str]:
+    """A record as a table of Markdown, package by package."""
+    columns = ("count", "killed", "survived", "equivalent", "score")
+    rows = [("package", "drawn", *columns[1:]), ("---", *["---:"] * len(columns))]
+    rows += [(name, *(str(n[c]) for c in columns)) for name, n in found["packages"].items()]
+    rows.append(("all", *(str(found[c]) for c in columns)))
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
 def command(argv: Sequence[str]) -> str:
     """The command line, with no folders of this machine."""
     words = (re.sub(r"(^|=)/.*/", r"\1", word) for word in argv[1:])
