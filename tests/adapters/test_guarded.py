@@ -249,6 +249,7 @@ def test_settings_are_checked_and_guards_are_not_nested():
         ({"every": 0}, "every=0"),
         ({"kept": 0}, "kept=0"),
         ({"familiar": 0.5, "foreign": 0.4}, "familiar=0.5 must be less than foreign=0.4"),
+        ({"familiar": 0.4, "foreign": 0.4}, "familiar=0.4 must be less than foreign=0.4"),
         ({"policy": "pray"}, "policy='pray'"),
         ({"rule": "cotta"}, "rule='cotta'"),
         ({"adapter": Guarded(NoAdapt())}, "must be an adapter without a guard"),

@@ -130,7 +130,9 @@ def test_a_round_for_which_nobody_was_drawn_gets_noise_and_leaves_clients_as_the
 def test_the_border_between_two_steps_is_decided_exactly():
     with localcontext(prec=60):
         border = gaussian.upper_tail(Decimal("0.5") / Decimal(2**20))
-        below, above = (int(border * 2**97) + d for d in (-2, 2))
+        # a draw lies in the middle of its step, so the first one beyond is the border's own place rounded
+        above = math.ceil(border * 2**97 - Decimal("0.5"))
+        below = above - 1
     for tail, whole in ((above, 0.0), (below, 1.0)):
         words = torch.tensor([[tail >> 64], [(tail >> 32) & 0xFFFFFFFF], [tail & 0xFFFFFFFF], [0]])
         assert gaussian.rounded(words, 2.0**20).item() == whole

@@ -87,6 +87,15 @@ def test_no_message_is_longer_than_the_clip_to_the_last_bit(size):
         assert Fraction(99, 100) < sum(Fraction(x) ** 2 for x in sent.tolist()) <= 1
 
 
+def test_local_noise_under_a_secret_runs_side_by_side():
+    """So it is not looked at number by number, which `vmap` could not do."""
+    dp, sender = LocalDP(clip=1.0, noise=0.5), SENDER._replace(secret=bytes(32))
+    keys = rng.bits(rng.key(0), 3)
+    together = vmap(lambda k: dp.client({"delta": torch.zeros(5)}, k, sender)["delta"])(keys)
+    alone = [dp.client({"delta": torch.zeros(5)}, k, sender)["delta"] for k in keys]
+    assert torch.equal(together, torch.stack(alone)) and not torch.equal(together[0], together[1])
+
+
 def test_a_message_that_is_not_finite_counts_as_zeros():
     for odd in (torch.nan, torch.inf):
         sent = CentralDP().bounded({"delta": torch.tensor([1.0, odd]), "other": torch.ones(2)})

@@ -184,6 +184,8 @@ def test_distance_is_relative_to_the_fresh_parameters(wrap):
     fresh = wrap({"a": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)})
     state = wrap({"a": torch.tensor([3.0, 1.5]), "b": torch.tensor(2.0)})
     assert near(guarding.moved(state, fresh), math.hypot(1.5, 2.0) / 5.0)
+    short, near_it = (wrap({"a": torch.tensor([0.3, v])}) for v in (0.4, 0.0))
+    assert near(guarding.moved(near_it, short), 0.4 / 0.5)
     assert float(guarding.moved({"sum": torch.ones(2)}, {"sum": torch.zeros(2)})) == 0.0
 
 
@@ -234,6 +236,8 @@ def test_asr_restarts_where_the_mean_prediction_is_narrower_than_its_running_val
     mean = [0.2, 0.35, 0.25, 0.2]
     entropy = -sum(m * math.log(m) for m in mean)
     assert near(state["spread"], start + 0.15 * 0.5 * (entropy - start))  # half of the answers flip: half the rate
+    _, state = after("asr", [(EVEN, flipped[:1].expand(2, -1), 0.9)])
+    assert near(state["spread"], start)  # all flip: it stays
 
 
 def test_aetta_restarts_where_the_estimate_is_low_or_falls():

@@ -1,6 +1,9 @@
 """Tables of text by hand: where cells go that do not fit, and where a table is cut."""
 
-from acclimate.ops.layout import cut, lined, near, some, wrapped
+import io
+import sys
+
+from acclimate.ops.layout import cut, lined, near, room, some, table, wrapped
 
 HEAD, BODY = ("name", "one", "two"), [("a", "1", "22"), ("bcd", "333", "4")]
 
@@ -12,6 +15,26 @@ def test_names_that_are_left_out_are_counted():
 def test_a_name_that_is_half_alike_may_be_meant():
     assert near("note", ["neo", "sar"]) == ["neo"] and near("SAR", ["santa", "neo"]) == ["santa"]
     assert near("fedavg", ["fedprox", "tent"]) == []
+
+
+def test_the_columns_that_are_named_are_the_room(monkeypatch):
+    for named, columns in (("1", 1), ("72", 72)):
+        monkeypatch.setenv("COLUMNS", named)
+        assert room() == columns
+    for nothing in ("", "0", "wide"):
+        monkeypatch.setenv("COLUMNS", nothing)
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        assert room() == 0, "a file has no end to the right"
+
+
+def test_numbers_of_a_markdown_table_stand_on_the_right():
+    assert table(HEAD, BODY, words=1) == [
+        "| name | one | two |",
+        "| --- | ---: | ---: |",
+        "| a | 1 | 22 |",
+        "| bcd | 333 | 4 |",
+    ]
+    assert table(HEAD, BODY)[1] == "| --- | --- | --- |"
 
 
 def test_every_line_of_a_paragraph_is_indented_the_first_one_too():
