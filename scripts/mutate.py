@@ -3,15 +3,20 @@
     python scripts/mutate.py --jobs 2 --out mutants.jsonl              # 1,000 mutants, drawn with seed 0
     python scripts/mutate.py --jobs 2 --out mutants.jsonl --only 'personal/*'     # those of them in one folder
     python scripts/mutate.py --out mutants.jsonl --list                # those that no test noticed
+    python scripts/mutate.py --sample 150 --longest 30 --out some.jsonl --summary some.json     # fewer, for one core
 
 Mutants (scripts/mutation/operators.py) are of src/acclimate/{methods,adapters,ops,personal,filters}. The sample is the
 N with the smallest hashes of seed and identity, so an edit changes that file's own mutants alone. A first pass notes
 which tests run which lines (scripts/mutation/tests.py); a mutant is judged by those that run the changed statement,
 nearest first, and is killed where one fails or where they take too long. One that no test runs has survived.
 
+Where that takes too long, `--using` asks fewer test files, and `--longest` leaves long tests out of the map. A test
+that is left out can only let a mutant live: the score is then too low, and never too high. `--summary` writes the
+score, by package, and the survivors as JSON.
+
 Equivalent mutants, which no test could notice, stand in scripts/mutation/equivalent.json with a reason each, and are
 not run: the score is killed / (all - equivalent). Mutants that `--out` has already are not run again; with `--again`
-those that survived are.
+those that survived are, and those that took too long, which a busy machine may be the reason of.
 """
 
 from __future__ import annotations
@@ -21,13 +26,14 @@ import hashlib
 import json
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mutation import record
 from mutation.operators import Mutant, mutants
 
 EQUIVALENT = Path(__file__).parent / "mutation" / "equivalent.json"
@@ -40,16 +46,17 @@ def drawn(everything: list[Mutant], count: int, seed: int) -> list[Mutant]:
     return sorted(everything, key=lambda m: hashlib.sha256(f"{seed}::{m.identity}".encode()).digest())[:count]
 
 
-def mapped(path: Path, using: str, jobs: int) -> list[Test]:
+def mapped(path: Path, using: Sequence[str], jobs: int, longest: float) -> list[Test]:
     """Tests and the lines that they run; test files that have not changed since the map was made are not run again."""
     from mutation import judging, tests
 
     noted = json.loads(path.read_text()) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    files = {f: tests.digest(f) for f in tests.test_files() if fnmatch(f, using)}
+    files = {f: tests.digest(f) for f in tests.test_files() if any(fnmatch(f, u) for u in using)}
     missing = [f for f, digest in files.items() if noted.get(f, {}).get("digest") != digest]
     shares = 4 if jobs > 4 else 1  # of a test file, so that long ones do not hold up the others
-    work = [judging.Job(f"{f} {i}", partial(tests.trace, f, i, shares), 900.0) for f in missing for i in range(shares)]
+    traced = {f"{f} {i}": partial(tests.trace, f, i, shares, longest) for f in missing for i in range(shares)}
+    work = [judging.Job(name, run, 900.0) for name, run in traced.items()]
     parts = defaultdict[str, list[list[Test]]](list)
     for done in judging.forked(work, jobs, float("inf")):
         file = done.name.split()[0]
@@ -58,7 +65,7 @@ def mapped(path: Path, using: str, jobs: int) -> list[Test]:
             continue
         print(f"mapped {done.name}: {len(done.note['tests'])} tests, {done.seconds:.1f} s", flush=True)
         for test in done.note["bad"]:
-            print(f"left out, for it does not pass on the unchanged source: {test}", flush=True)
+            print(f"left out, for it does not pass, in time, on the unchanged source: {test}", flush=True)
         parts[file].append(done.note["tests"])
         if len(parts[file]) == shares:
             noted[file] = {"digest": files[file], "tests": [t for part in parts[file] for t in part]}
@@ -72,7 +79,7 @@ def judged(todo: list[Mutant], args: argparse.Namespace) -> Iterator[dict[str, o
 
     begun = time.monotonic()
     judging.warm_up()
-    known = mapped(args.map, args.using, args.jobs)
+    known = mapped(args.map, args.using, args.jobs, args.longest)
     work, cost = [], {t["id"]: t["seconds"] for t in known}
     for mutant in todo:
         ids = tests.chosen(mutant, known, args.tests, args.seconds)
@@ -94,19 +101,13 @@ def read(path: Path) -> Results:
 
 def summary(sample: list[Mutant], results: Results, equivalent: dict[str, str]) -> str:
     """Counts and the score, by folder and in all."""
-    counts: dict[str, Counter[str]] = {}
-    for mutant in sample:
-        found = results.get(mutant.identity, {}).get("outcome", "not run")
-        outcome = "equivalent" if mutant.identity in equivalent else str(found)
-        for folder in (mutant.file.split("/")[0], "all"):
-            counts.setdefault(folder, Counter())[outcome] += 1
+    counts = record.counts(sample, results, equivalent)
     columns = ("killed", "timeout", "survived", "equivalent", "not run")
     rows = ["folder     " + "".join(f"{c:>12}" for c in columns) + "       score"]
     for folder in sorted(counts, key=lambda f: (f == "all", f)):
-        n = counts[folder]
-        caught, run = n["killed"] + n["timeout"], n["killed"] + n["timeout"] + n["survived"]
-        score = f"{100 * caught / run:10.1f} %" if run else "           -"
-        rows.append(f"{folder:<11}" + "".join(f"{n[c]:>12}" for c in columns) + score)
+        percent = record.score(counts[folder])
+        score = "           -" if percent is None else f"{percent:10.1f} %"
+        rows.append(f"{folder:<11}" + "".join(f"{counts[folder][c]:>12}" for c in columns) + score)
     return "\n".join(rows)
 
 
@@ -128,16 +129,41 @@ def arguments() -> argparse.Namespace:
     add("--sample", type=int, default=1000, help="how many mutants are drawn (1000)")
     add("--seed", type=int, default=0, help="seed of the draw (0)")
     add("--only", default="*", help="run the drawn mutants of these files alone, such as 'filters/*'")
-    add("--using", default="*", help="test files that are asked, such as 'tests/filters/*'; else all of the list")
+    add("--using", nargs="+", default=["*"], help="test files that are asked, such as 'tests/filters/*'; else all")
     add("--jobs", type=int, default=1, help="forks at a time (1)")
     add("--tests", type=int, default=30, help="the most tests that are asked about one mutant (30)")
     add("--seconds", type=float, default=15.0, help="how long these tests may take together, unchanged (15)")
+    add("--longest", type=float, help="a test that takes so many seconds is left out of a map that is made now")
     add("--minutes", type=float, default=1e6, help="no mutant is begun after so long, the map counted in")
     cache = Path(tempfile.gettempdir()) / "acclimate-mutation" / "map.json"
     add("--map", type=Path, default=cache, help=f"which tests run which lines, made where it is missing ({cache})")
-    add("--again", action="store_true", help="run those that survived before again")
+    add("--summary", type=Path, help="write the score and the survivors there, as JSON")
+    add("--again", action="store_true", help="run those that survived or took too long again")
     add("--list", action="store_true", help="run nothing; show those that survived, each with its change")
     return parser.parse_args()
+
+
+def run(todo: list[Mutant], args: argparse.Namespace, results: Results) -> None:
+    """Judge mutants, and add what became of them to the results and to their file."""
+    from mutation import tests
+
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    commit = tests.commit()
+    with args.out.open("a") as file:
+        for number, result in enumerate(judged(todo, args) if todo else (), 1):
+            result["commit"] = commit
+            file.write(json.dumps(result) + "\n")
+            file.flush()
+            results[str(result["mutant"])] = result
+            if number % 50 == 0:
+                print(f"{number} of {len(todo)}", flush=True)
+
+
+def stored(path: Path, body: dict[str, Any]) -> None:
+    """Write JSON, whole or not at all."""
+    from acclimate import store
+
+    store.write(path, store.json_text(body, indent=1) + "\n")
 
 
 def main() -> None:
@@ -150,20 +176,15 @@ def main() -> None:
     results = read(args.out)
     if args.list:
         print(survivors(sample, results, equivalent))
-        print(summary(sample, results, equivalent))
-        return
-    old = {k for k, r in results.items() if not (args.again and r["outcome"] == "survived")}
-    todo = [m for m in sample if m.identity not in old and m.identity not in equivalent]
-    print(f"{len(everything)} mutants, {len(sample)} drawn, {len(todo)} to run", flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("a") as file:
-        for number, result in enumerate(judged(todo, args) if todo else (), 1):
-            file.write(json.dumps(result) + "\n")
-            file.flush()
-            results[str(result["mutant"])] = result
-            if number % 50 == 0:
-                print(f"{number} of {len(todo)}", flush=True)
+    else:
+        old = {k for k, r in results.items() if not (args.again and r["outcome"] in ("survived", "timeout"))}
+        todo = [m for m in sample if m.identity not in old and m.identity not in equivalent]
+        print(f"{len(everything)} mutants, {len(sample)} drawn, {len(todo)} to run", flush=True)
+        run(todo, args, results)
     print(summary(sample, results, equivalent))
+    if args.summary:
+        about = {"mutants": len(everything), "seed": args.seed, "asked_at_most": args.tests}
+        stored(args.summary, record.record(sample, results, equivalent, about))
 
 
 if __name__ == "__main__":

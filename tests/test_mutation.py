@@ -2,6 +2,8 @@
 
 import ast
 import json
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,9 +13,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import mutate
-from mutation import judging, tests
+from mutation import judging, record, tests
 from mutation.operators import mutants, mutated
 
+SCRIPTS = str(Path(mutate.__file__).parent)
 TOY = '''
 """A toy: 1 + 1."""
 import torch
@@ -168,6 +171,78 @@ def test_the_score_leaves_equivalent_mutants_out_and_counts_timeouts_as_killed()
     assert lines[-1].split() == ["all", "1", "1", "1", "1", "1", "66.7", "%"]
     shown = mutate.survivors(sample, results, {})
     assert f"+ {sample[2].new}" in shown and sample[0].identity not in shown
+
+
+def test_a_record_has_the_score_of_each_package_and_names_who_survived(monkeypatch):
+    sample = [*mutants(TOY, "ops/toy.py")[:4], *mutants(TOY, "filters/toy.py")[:2]]
+    outcomes = ["killed", "timeout", "survived", "survived", "killed"]
+    results = {
+        m.identity: {"outcome": o, "by": "no test runs it" if o == "survived" else "t", "commit": "abc"}
+        for m, o in zip(sample, outcomes, strict=False)
+    }
+    monkeypatch.setattr(sys, "argv", ["/home/me/scripts/mutate.py", "--summary=/home/me/a.json", "--sample", "6"])
+    found = record.record(sample, results, {sample[3].identity: "why"}, {"mutants": 9, "seed": 0})
+    assert found["command"] == "python scripts/mutate.py --summary=a.json --sample 6"
+    assert (found["mutants"], found["count"], found["commits"]) == (9, 6, ["abc"])
+    assert [found[k] for k in ("killed", "killed_by_time", "survived", "equivalent", "not_run")] == [3, 1, 1, 1, 1]
+    assert found["score"] == 75.0
+    packages = {name: (n["count"], n["killed"], n["score"]) for name, n in found["packages"].items()}
+    assert packages == {"filters": (2, 1, 100.0), "ops": (4, 2, 66.7)}
+    assert found["survivors"] == [{"mutant": sample[2].identity, "change": sample[2].new, "why": "no test runs it"}]
+    assert record.figures(dict.fromkeys(("killed", "timeout", "survived", "equivalent", "not run"), 0))["score"] is None
+
+
+def test_a_summary_is_written_of_what_a_file_holds(tmp_path, monkeypatch, capsys):
+    everything = [m for file, text in tests.sources().items() for m in mutants(text, file)]
+    equivalent = json.loads(mutate.EQUIVALENT.read_text())
+    first = next(m for m in mutate.drawn(everything, 20, 3) if m.identity not in equivalent)
+    line = {"mutant": first.identity, "outcome": "survived", "by": "", "seconds": 1.0, "commit": "abc"}
+    (tmp_path / "some.jsonl").write_text(json.dumps(line) + "\n")
+    words = ["--out", "some.jsonl", "--sample", "20", "--seed", "3", "--list", "--summary", "some.json"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mutate.py", *words])
+    mutate.main()
+    found = json.loads((tmp_path / "some.json").read_text())
+    assert (found["count"], found["survived"], found["score"]) == (20, 1, 0.0)
+    assert found["survivors"][0]["mutant"] == first.identity in capsys.readouterr().out
+    assert found["not_run"] + found["equivalent"] == 19 and found["mutants"] == len(everything)
+
+
+STORED = Path(__file__).parents[1] / "results"
+DESIGN = (STORED.parent / "docs" / "design.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["mutation", "mutation-again", "mutation-fresh"])
+def test_the_design_page_tells_a_score_as_it_was_measured(name):
+    found = json.loads((STORED / f"{name}.json").read_text())
+    said = " ".join(DESIGN.split("## Tests that would notice\n")[1].split("\n## ")[0].split())
+    ran = found["killed"] + found["survived"]
+    assert found["schema"] == record.SCHEMA and found["not_run"] == 0
+    assert ran + found["equivalent"] == found["count"] == sum(n["count"] for n in found["packages"].values())
+    assert found["score"] == round(100 * found["killed"] / ran, 1) and len(found["survivors"]) == found["survived"]
+    assert f"{found['killed']} of {ran} are killed, {found['score']} %" in said
+    assert found["command"] in DESIGN and f"`results/{name}.json`" in said
+    assert all(commit[:8] in said for commit in found["commits"])
+
+
+def test_the_design_page_has_the_table_of_the_score():
+    found = json.loads((STORED / "mutation.json").read_text())
+    lines = record.table(found)
+    assert "\n".join(lines) in DESIGN and len(lines) == 2 + len(tests.FOLDERS) + 1
+    drawn = f"{found['count']:,} mutants drawn with seed {found['seed']} of {found['mutants']:,}"
+    assert drawn in " ".join(DESIGN.split())
+
+
+def test_a_test_that_takes_too_long_is_left_out_of_a_map(tmp_path):
+    """In a process of its own: it runs pytest, with limits of its own."""
+    (tmp_path / "test_toy.py").write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(9)\n")
+    script = "import sys; from pathlib import Path; from mutation import tests; "
+    script += "tests.trace(sys.argv[1], 0, 1, 0.5, Path(sys.argv[2]))"
+    line = [sys.executable, "-c", script, str(tmp_path / "test_toy.py"), str(tmp_path / "note")]
+    subprocess.run(line, env={**os.environ, "PYTHONPATH": SCRIPTS}, timeout=60, check=True, capture_output=True)
+    found = json.loads((tmp_path / "note").read_text())
+    assert [t["id"].rpartition("::")[2] for t in found["tests"]] == ["test_a"]
+    assert [name.rpartition("::")[2] for name in found["bad"]] == ["test_b"]
 
 
 def test_every_equivalent_mutant_exists_and_has_a_reason():

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import re
+import subprocess
 import sys
 import threading
 from collections import Counter, defaultdict
@@ -72,6 +73,15 @@ def digest(file: str) -> str:
     shared = [p for p in sorted((ROOT / "tests").rglob("*.py")) if not p.name.startswith("test_")]
     parts = [ROOT / file, *shared, *sorted(PACKAGE.rglob("*.py"))]
     return hashlib.sha256(b"\0".join(p.read_bytes() for p in parts)).hexdigest()
+
+
+def commit() -> str | None:
+    """The commit of this tree, with `-dirty` where files differ from it; None where git cannot say."""
+    line = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"]
+    try:
+        return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 class Tracer:
@@ -147,10 +157,11 @@ class Tracer:
         return [{"id": k, "seconds": round(self.seconds[k], 3), **v} for k, v in good.items()]
 
 
-def trace(file: str, part: int, parts: int, note: Path) -> int:
-    """Run one part of a test file and write what its tests run."""
+def trace(file: str, part: int, parts: int, longest: float | None, note: Path) -> int:
+    """Run one part of a test file and write what its tests run; one that takes `longest` seconds is ended."""
     tracer = Tracer(part, parts)
-    code = pytest.main([*QUIET, f"--basetemp={note}.tmp", str(ROOT / file)], plugins=[tracer])
+    limit = [] if longest is None else [f"--timeout={longest:g}"]
+    code = pytest.main([*QUIET, *limit, f"--basetemp={note}.tmp", str(ROOT / file)], plugins=[tracer])
     note.write_text(json.dumps({"tests": tracer.noted(), "bad": sorted(tracer.bad)}))
     return int(code in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR))
 

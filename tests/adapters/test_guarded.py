@@ -196,6 +196,7 @@ def test_a_model_that_is_surer_than_at_home_has_not_met_this_clients_stream():
     surer = batch([2] * 4 + [0, 1] * 2, HOME, sure=(0.4, 6.0))
     loose, tight = (served(replace(GUARD, surer=s), [surer])[0] for s in (1.0, 0.05))
     assert loose["used"] == 1 and tight["used"] == 0 and tight["surer"] == loose["surer"] > 0.05
+    assert served(replace(GUARD, surer=loose["surer"]), [surer])[0]["used"] == 1, "as sure as it may be"
 
 
 def test_a_client_with_two_classes_does_not_look_collapsed():
@@ -248,6 +249,7 @@ def test_settings_are_checked_and_guards_are_not_nested():
         ({"every": 0}, "every=0"),
         ({"kept": 0}, "kept=0"),
         ({"familiar": 0.5, "foreign": 0.4}, "familiar=0.5 must be less than foreign=0.4"),
+        ({"familiar": 0.4, "foreign": 0.4}, "familiar=0.4 must be less than foreign=0.4"),
         ({"policy": "pray"}, "policy='pray'"),
         ({"rule": "cotta"}, "rule='cotta'"),
         ({"adapter": Guarded(NoAdapt())}, "must be an adapter without a guard"),

@@ -35,6 +35,7 @@ def test_an_update_by_hand(steps):
     torch.testing.assert_close(logits, t.apply(model["vars"], x[:16]).logits)
     held = new["memory"]["held"] > 0
     assert int(held.sum()) == 16 < 24
+    assert new["memory"]["seen"].tolist() == torch.bincount(logits.argmax(-1), minlength=CLASSES).tolist()
     vars = model["vars"]
     for _ in range(steps):
         leaves = {k: p.clone().requires_grad_(k in t.norm) for k, p in vars["params"].items()}
@@ -66,6 +67,14 @@ def test_samples_are_answered_alone_and_the_cut_does_not_matter():
     assert equal(*(served(still, t, model, predict, x, size)[1]["memory"] for size in (48, 16)))
     before = served(SMALL, t, model, predict, x[:12], 4)[1]
     assert equal(before["params"], SMALL.init(t, model)["params"])
+
+
+def test_the_rest_of_a_batch_is_no_reason_to_learn():
+    """Twenty samples, in one batch or in two: one update, with the sixteenth."""
+    t, model, predict, x = world()
+    whole, two = (served(SMALL, t, model, predict, x[:20], size)[1] for size in (20, 16))
+    assert gap(whole["params"], two["params"]) < 1e-6 and gap(whole["buffers"], two["buffers"]) < 1e-6
+    assert gap(whole["params"], SMALL.init(t, model)["params"]) > 1e-3
 
 
 def test_what_is_missing_is_named():

@@ -9,7 +9,23 @@ import torch
 from torch import nn
 
 import acclimate
-from acclimate.adapters import EATA, ICON, MBSL, MEMO, ODPFL, SANTA, TSA, TTT, FedTTA, KNNPer, Tent, THEPlus, Together
+from acclimate.adapters import (
+    EATA,
+    ICON,
+    MBSL,
+    MEMO,
+    ODPFL,
+    SANTA,
+    TSA,
+    TTT,
+    BNStats,
+    DeYO,
+    FedTTA,
+    KNNPer,
+    Tent,
+    THEPlus,
+    Together,
+)
 from acclimate.core import Task, rng
 from acclimate.experiment.catalogue import ADAPTERS
 from acclimate.experiment.settings import expand
@@ -48,6 +64,20 @@ def test_inputs_that_are_no_images_and_entries_that_are_missing(adapter, needed)
     for missing in needed:
         reason = adapter.refusal(task((3, 8, 8)), {k: v for k, v in whole.items() if k != missing})
         assert reason.startswith(f"{name} needs {missing} in the deployed model, which has only ")
+
+
+def test_either_side_of_an_image_may_be_too_short_for_deyos_patches():
+    adapter, model = DeYO(patches=4), {"vars": {"params": {}, "buffers": {}}}
+    assert adapter.refusal(task((3, 4, 8), ["n.weight"]), model) is None
+    for shape in ((3, 3, 8), (3, 8, 3)):
+        reason = adapter.refusal(task(shape, ["n.weight"]), model)
+        assert reason == f"DeYO cuts sides into patches=4, and these inputs have shape {shape}: set fewer"
+
+
+def test_batch_statistics_need_batch_norm():
+    model = {"vars": {"params": {}, "buffers": {}}}
+    assert BNStats().refusal(small_task("cnn-batch"), model) is None
+    assert BNStats().refusal(small_task("cnn-group"), model).startswith("BNStats needs ")
 
 
 @pytest.mark.parametrize("kind", [Tent, EATA])

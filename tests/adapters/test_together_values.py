@@ -176,6 +176,21 @@ def test_a_lone_live_model_exchanges_with_nobody():
         assert equal(answered(adapter), answered(Tent()))
 
 
+def test_fedctta_sends_one_answer_the_mean_over_the_noise():
+    t, adapter = task(), FedCTTA(noise=3)
+    model = {"vars": t.init(KEY)}
+    state = adapter.init(t, model)
+    params = {**model["vars"]["params"], **state["params"]}
+    noise = rng.uniform(rng.key(adapter.seed), 3, 3, 10, 10)
+    seen = [t.apply({**model["vars"], "params": params}, x[None], "eval").logits[0] for x in noise]
+
+    def predict(model, x, mode="eval", key=None):
+        return t.apply(model["vars"], x, mode, key)
+
+    sent = adapter.send(t, predict, model, state, KEY)
+    torch.testing.assert_close(sent["answer"], sum(seen) / 3)
+
+
 def test_the_base_record_exchanges_nothing():
     base = Exchanging()
     assert base.uplink == {} and base.send(task(), None, {}, {}, KEY) == {} and base.every == 1

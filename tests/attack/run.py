@@ -15,12 +15,13 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(Path(__file__).parent)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("ACCLIMATE_SECRETS", tempfile.gettempdir() + "/acclimate-attack-keys")
 
 import figures  # noqa: E402
 import pieces  # noqa: E402
@@ -41,6 +42,23 @@ ATTACKS = {
     "liars-4": Attack("malicious", "row", "merged", 22, LIES, (4,)),
     "liars-10": Attack("malicious", "row", "merged", 22, LIES, (10,)),
 }
+
+
+@contextmanager
+def keys() -> Iterator[None]:
+    """Keys of the attacked runs lie in a folder that goes when they are done, unless ACCLIMATE_SECRETS names another.
+
+    The processes of a pool inherit the variable.
+    """
+    if "ACCLIMATE_SECRETS" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="acclimate-attack-keys-") as folder:
+        os.environ["ACCLIMATE_SECRETS"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["ACCLIMATE_SECRETS"]
 
 
 def merge(folders: list[Path], out: Path) -> None:
@@ -84,7 +102,8 @@ def main(words: list[str] | None = None) -> None:
         first, last = given.pieces or (0, attack.count - 1)
         numbers, left = range(first, min(last + 1, attack.count)), max(end - time.time(), 0)
         began = time.time()
-        done, missing = pieces.run(name, attack, given.out, numbers, given.jobs, left)
+        with keys():
+            done, missing = pieces.run(name, attack, given.out, numbers, given.jobs, left)
         print(f"{name}: {done} pieces in {time.time() - began:.0f} s, {missing} are left", flush=True)
 
 

@@ -1,6 +1,8 @@
 """Attacks in pieces: what is done is not done again, and what several calls did is one record."""
 
 import json
+import os
+import tempfile
 
 import bombarded
 import bombarded_sums
@@ -11,6 +13,8 @@ import pieces
 import pytest
 import run
 import wild_settings
+
+from acclimate import store
 
 SETTINGS, LISTS = run.ATTACKS["settings"], wild_settings.PIECE
 
@@ -33,6 +37,26 @@ def test_a_call_goes_on_where_another_stopped_and_they_are_merged(tmp_path):
     assert found["tried"] == 16 and found["pieces"] == 4 and found["pieces_asked_for"] == 200
     assert all(found[word] == sum(one[word] for one in alone) for word in ("refused", "made"))
     assert found["code"] == [pieces.code()] and found["processes"] == 1
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_keys_of_attacked_runs_go_with_them_unless_a_folder_is_named(tmp_path, monkeypatch, named):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("ACCLIMATE_SECRETS", raising=False)
+    if named:
+        monkeypatch.setenv("ACCLIMATE_SECRETS", str(tmp_path / "named"))
+    held = []
+
+    def attacked(*_):
+        store.secrets.keep(tmp_path / "run", store.secrets.new())
+        held.extend(tmp_path.rglob("*.key"))
+        return 1, 0
+
+    monkeypatch.setattr(pieces, "run", attacked)
+    run.main(["settings", "--pieces", "0-0", "--out", str(tmp_path / "out")])
+    (key,) = held
+    assert key.parent == store.secrets.place() if named else "ACCLIMATE_SECRETS" not in os.environ
+    assert {p.name for p in tmp_path.iterdir()} == ({"run", "named"} if named else {"run"})
 
 
 def test_a_piece_that_is_done_again_stands_in_the_place_of_the_first(tmp_path):

@@ -5,6 +5,7 @@ import hmac
 import math
 from dataclasses import replace
 from decimal import Decimal, localcontext
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -33,6 +34,24 @@ KNOWN = [
 def test_the_accountant_agrees_with_dp_accounting(noise, rate, rounds, delta, renyi, tight):
     own = accounting.epsilon(noise, rate, rounds, delta)
     assert own == pytest.approx(renyi, rel=1e-10) and own > tight
+
+
+def test_an_event_without_sampling_is_a_plain_gaussian_one():
+    dp = pytest.importorskip("dp_accounting")
+    plain = dp.GaussianDpEvent(1.2)
+    assert accounting.event(1.2, 1.0, 5) == dp.SelfComposedDpEvent(plain, 5)
+    assert accounting.event(1.2, 0.5, 5) == dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.5, plain), 5)
+
+
+def test_with_little_noise_the_best_order_lies_between_one_and_two():
+    """Without sampling the divergence at order a is a / (2 z^2); of all bounds that of 1.45 or 1.5 is the least."""
+
+    def bound(a, noise=0.1, delta=1e-5):
+        return a / (2 * noise**2) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1)
+
+    least = min(bound(1 + x / 20) for x in range(1, 40))
+    assert accounting.epsilon(0.1, 1.0, 1, 1e-5) == pytest.approx(least, rel=1e-12)
+    assert least == min(bound(1.45), bound(1.5)) < bound(2) - 10
 
 
 def test_without_sampling_a_client_that_is_drawn_five_times_has_what_the_issue_says():
@@ -111,13 +130,24 @@ def test_a_round_for_which_nobody_was_drawn_gets_noise_and_leaves_clients_as_the
 def test_the_border_between_two_steps_is_decided_exactly():
     with localcontext(prec=60):
         border = gaussian.upper_tail(Decimal("0.5") / Decimal(2**20))
-        below, above = (int(border * 2**97) + d for d in (-2, 2))
+        # a draw lies in the middle of its step, so the first one beyond is the border's own place rounded
+        above = math.ceil(border * 2**97 - Decimal("0.5"))
+        below = above - 1
     for tail, whole in ((above, 0.0), (below, 1.0)):
         words = torch.tensor([[tail >> 64], [(tail >> 32) & 0xFFFFFFFF], [tail & 0xFFFFFFFF], [0]])
         assert gaussian.rounded(words, 2.0**20).item() == whole
     far = torch.tensor([[0], [0], [0], [1]])
     assert gaussian.rounded(far, 1.0).item() == -11.0  # 5.77 was the end before
     assert math.erfc(3 / 2**0.5) / 2 == pytest.approx(float(gaussian.upper_tail(Decimal(3))), rel=1e-12)
+
+
+@pytest.mark.parametrize("words", [(2**31, 5, 9), (0, 2**30, 7), (0, 0, 12345), (0, 0, 2**32 - 1)])
+def test_all_ninety_six_bits_of_a_draw_count(words):
+    """Each word is worth 2^-32 of the one before it, and a tail is at most one half; against Python's own quantiles."""
+    high, middle, low = words
+    tail = high * 2.0**-33 + middle * 2.0**-65 + (low + 0.5) * 2.0**-97
+    drawn = gaussian.rounded(torch.tensor([[high], [middle], [low], [0]]), 1e4).item()
+    assert drawn == round(-1e4 * NormalDist().inv_cdf(tail))
 
 
 def test_a_run_goes_on_with_its_key_which_is_outside_of_its_folder(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from filtered import trained
 from acclimate import filters as f
 from acclimate.core import Filter, Gather, Mean, Sender, Sum, Worker, check, rng, tree
 from acclimate.core.filter import refusal
+from acclimate.core.limits import ExampleCount, Limit, Whole
 from acclimate.core.worker import COHORT
 from acclimate.methods import SCAFFOLD, FedAvg, FedProto, FedTHE, Local
 from support import equal, gap, shards, small, task
@@ -155,3 +156,10 @@ def test_bytes_are_those_of_what_is_sent(name):
     own = data.tree(data.own(0), data.n[0], torch.tensor(0), torch.tensor(0), ragged=False)
     up, _, _ = worker.train(down, {}, own)
     assert trained(FedAvg(), STACKS[name], rounds=1).cost["up"] == 5 * tree.nbytes(up)
+
+
+def test_limits_of_groups_with_noise_hold_for_whole_numbers_alone():
+    known = {"delta": Limit(), "n": ExampleCount()}
+    whole = {g: Whole(limit) for g, limit in known.items()}
+    assert f.Noise().limits(known) == whole
+    assert f.Noise(groups=("n",)).limits(known) == {"delta": known["delta"], "n": whole["n"]}

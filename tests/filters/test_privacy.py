@@ -65,6 +65,7 @@ def test_central_dp_clips_withholds_and_adds_noise_to_the_sum():
     dp = CentralDP(clip=1.0, noise=0.5)
     sent = dp.client(UP, rng.key(0), SENDER)
     assert sent["n"].item() == 0 and sent["delta"]["w"].tolist() == pytest.approx([0.6, 0.0])
+    assert sent["control"].dtype == sent["delta"]["w"].dtype == torch.float32 and sent["n"].dtype == UP["n"].dtype
     evil = tree.scale(UP, 1e6)
     arrived = dp.arrive({**evil, "n": UP["n"]})
     norm = sum(t.square().sum() for t in tree.leaves(tree.drop(arrived, ("n",)))) ** 0.5
@@ -84,6 +85,15 @@ def test_no_message_is_longer_than_the_clip_to_the_last_bit(size):
     for dp in (CentralDP(clip=1.0, noise=1e-3), LocalDP(clip=1.0, noise=1e-3)):
         sent = dp.bounded({"delta": torch.linspace(3.0, 10.0, size)})["delta"]
         assert Fraction(99, 100) < sum(Fraction(x) ** 2 for x in sent.tolist()) <= 1
+
+
+def test_local_noise_under_a_secret_runs_side_by_side():
+    """So it is not looked at number by number, which `vmap` could not do."""
+    dp, sender = LocalDP(clip=1.0, noise=0.5), SENDER._replace(secret=bytes(32))
+    keys = rng.bits(rng.key(0), 3)
+    together = vmap(lambda k: dp.client({"delta": torch.zeros(5)}, k, sender)["delta"])(keys)
+    alone = [dp.client({"delta": torch.zeros(5)}, k, sender)["delta"] for k in keys]
+    assert torch.equal(together, torch.stack(alone)) and not torch.equal(together[0], together[1])
 
 
 def test_a_message_that_is_not_finite_counts_as_zeros():

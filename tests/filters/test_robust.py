@@ -100,6 +100,16 @@ def test_krum_goes_on_with_fewer_answers_than_it_needs():
         reduced(Krum(), {"d": points[:4]}, rules, 4)
 
 
+def test_krum_with_two_liars_needs_more_than_six_answers():
+    points = torch.tensor([[0.0], [1.0], [3.0], [3.5], [4.5], [100.0], [120.0]])
+
+    def of(count):
+        return Krum(liars=2).server({"d": points[:count]}, rng.key(0), Arrived({"d": Mean()}, count, 7))["d"].tolist()
+
+    assert of(5) == [3.0] and of(6) == [3.25], "the median"
+    assert of(7) == [3.0], "three others count, and those of 3 are nearest: 0.25 + 2.25 + 4"
+
+
 def test_krum_averages_over_those_that_have_a_value():
     points = torch.tensor([[0.0], [1.0], [3.0], [3.5], [4.5], [100.0]])
     counts = torch.tensor([5, 6, 0, 7, 8, 9])

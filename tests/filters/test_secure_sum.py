@@ -60,6 +60,11 @@ def test_the_group_is_the_safe_prime_of_rfc_3526():
         shamir.agreed(a, 1, "x")
 
 
+def test_every_private_key_has_all_its_bits_and_they_differ():
+    keys = {shamir.private_key() for _ in range(50)}
+    assert len(keys) == 50 and {key.bit_length() for key in keys} == {shamir.BITS}
+
+
 def values(clients):
     g = torch.Generator().manual_seed(4)
     return {c: torch.randint(0, MODULUS, (WORDS,), generator=g) for c in clients}

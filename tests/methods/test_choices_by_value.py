@@ -15,6 +15,10 @@ def test_a_client_answers_with_its_own_cluster_and_a_newcomer_with_the_largest()
         assert found["vars"]["params"]["w"].tolist() == [wanted]
 
 
+def test_a_client_that_never_chose_has_no_cluster():
+    assert int(IFCA(clusters=3).init_mine(task(), rng.key(0))["choice"]) == -1
+
+
 def test_features_are_exchanged_after_the_first_two_stages_or_where_it_is_said():
     asked = []
 

@@ -11,7 +11,7 @@ from torch.func import grad
 
 from acclimate.adapters import BNStats
 from acclimate.core import SGD, Sender, Shards, StepDecay, Task, Work, rng, tree
-from acclimate.core.limits import ExampleCount
+from acclimate.core.limits import ExampleCount, Within
 from acclimate.filters import FP16, Clip, Int8, Noise, TopK
 from acclimate.methods import FedAvg
 from acclimate.methods.am import AM
@@ -437,6 +437,10 @@ def test_settings_that_cannot_be_are_refused():
     ):
         with pytest.raises(ValueError, match="must be"):
             wrong()
+
+
+def test_gas_clients_say_of_themselves_that_they_have_been_seen_or_not():
+    assert GA().limits["seen"] == Within(0, 1)
 
 
 def test_counts_of_classes_do_not_weigh_in_fedcsa_and_shares_do():

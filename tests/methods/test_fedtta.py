@@ -1,5 +1,6 @@
 """FedTTA's equalities: against autograd's own double backward, by hand, and against each other."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -9,13 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import grad, vmap
 
+import acclimate as ac
 from acclimate.adapters.fedtta import FedTTA as Adapt
-from acclimate.core import SGD, StepDecay, Work, rng, tree
+from acclimate.core import SGD, StepDecay, Task, Work, rng, tree
 from acclimate.methods.fedtta import FedTTA
 from acclimate.ops import nets
 from acclimate.ops.learned import learned_loss, scores
 from acclimate.ops.losses import entropy
-from support import SMALL, client_data, equal, fitted, gap, images, shards, task
+from support import CLASSES, SMALL, client_data, equal, fitted, gap, images, shards, task
 
 KEY = rng.key(5)
 METHOD = FedTTA(inner_lr=0.3, work=SMALL)
@@ -116,6 +118,26 @@ def test_the_inner_rate_falls_by_rounds_and_newcomers_take_the_last_ones():
 def test_gradients_are_bounded_by_ten_by_default_in_training_and_at_test_time():
     assert FedTTA().work.clip == Adapt().clip == 10.0
     assert FedTTA() == FedTTA(work=Work(iterations=20, batch=64, clip=10.0))
+
+
+def test_with_default_settings_an_mlp_stays_finite_on_the_embedded_world():
+    """Training, the clients' validation losses, and what the default adapter answers with."""
+    fit = ac.train(ac.Experiment(method=FedTTA(), model=ac.models.MLP(), rounds=2, eval_every=1))
+    assert bool(tree.finite(fit.state.server))
+    losses = [row["val_loss"] for row in fit.history]
+    table = ac.evaluate(fit, adapters=[Adapt()], streams=[ac.shifts.Original()])
+    losses += [row["loss"] for row in table.rows]
+    assert len(losses) >= 3 and all(math.isfinite(loss) for loss in losses)
+
+
+def test_the_default_bound_keeps_an_mlp_finite_where_gradients_are_large():
+    """Inputs twenty times as large: without a bound the first round ends in values that are not finite."""
+    t, data = Task(ac.models.MLP(), (3, 10, 10), CLASSES), client_data(shards(), 0)
+    far, default = {**data, "x": 20 * (data["x"] / 255)}, FedTTA()
+    free = replace(default, work=replace(default.work, clip=None))
+    down = default.init_server(t, 1, rng.key(0))
+    assert bool(tree.finite(default.client(t, down, {}, far, KEY)[0]))
+    assert not bool(tree.finite(free.client(t, down, {}, far, KEY)[0]))
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5])
@@ -258,6 +280,15 @@ def test_one_step_is_the_gradient_step_of_training_and_of_fedtta_plus_with_one_s
     assert gap(by_hand, model["vars"]["params"]) > 1e-4
 
 
+@pytest.mark.parametrize("adapter", [Adapt(steps=3), Adapt(steps=3, patience=2)], ids=["fedtta", "fedtta-plus"])
+def test_the_state_before_adaptation_has_the_shape_of_the_one_after(live, adapter):
+    """With patience the model after the last step is judged too, so its curves are one number longer."""
+    t, _, model, _ = live
+    before, after = adapter.init(t, model)["record"], prepared(live, adapter)["record"]
+    assert {k: v.shape for k, v in before.items()} == {k: v.shape for k, v in after.items()}
+    assert len(before["entropy"]) == (3 if adapter.patience is None else 4)
+
+
 @pytest.mark.parametrize("norm", ["batch", "set"])
 def test_adaptation_does_not_depend_on_the_order_of_samples(live, norm):
     x, adapter = live[3], Adapt(steps=5, patience=2, norm=norm)
@@ -292,6 +323,19 @@ def test_steps_at_test_time_are_bounded(live):
     state = prepared(live, Adapt(clip=1e-3), x)
     moved = tree.norm(tree.sub(state["params"], model["vars"]["params"]))
     assert float(moved) == pytest.approx(METHOD.inner_lr * 1e-3, rel=1e-2)
+
+
+def test_the_default_bound_of_a_step_at_test_time_is_ten(live):
+    t, predict, model, x = live
+    *_, last = model["net"]
+    steep = {**model["net"], last: tree.scale(model["net"][last], 1e5)}
+
+    def gradient(adapter):
+        state = prepared((t, predict, {**model, "net": steep}, x), adapter)
+        return float(tree.norm(tree.sub(state["params"], model["vars"]["params"]))) / METHOD.inner_lr
+
+    assert gradient(Adapt()) == pytest.approx(10.0, rel=1e-4)
+    assert gradient(Adapt(clip=None)) > 100
 
 
 def test_clients_that_stop_at_different_steps_run_together(live):

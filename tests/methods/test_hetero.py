@@ -58,6 +58,10 @@ def fit():
 # --- the losses, by hand --------------------------------------------------------------------------------------------
 
 
+def test_it_trains_for_the_adapter_only_where_it_has_an_adaptation_net():
+    assert HETERO.trains_for == ("fedtta",) and FEDMD.trains_for == ()
+
+
 def by_autograd(t, start, x, base_teacher, per_teacher, lam, lr):
     """Eq. 14's gradient with torch's own KL, norm and double backward."""
     leaves = tree.map(lambda p: p.clone().requires_grad_(), start["params"])

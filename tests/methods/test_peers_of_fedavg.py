@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from acclimate.core import SGD, Work, tree
+from acclimate.core.limits import Within
 from acclimate.experiment import catalogue
 from acclimate.methods import MOON, FedAvg, FedDecorr, FedDyn, FedLC, FedNTD
 from acclimate.methods.feddecorr import correlation
@@ -63,6 +64,10 @@ def test_feddyns_steps_by_value():
         close(up["delta"]["params"][name], p - q)
         close(new["g"][name], own - alpha * (p - q))
     assert int(up["present"]) == 1
+
+
+def test_a_client_of_feddyn_counts_as_present_once_at_most():
+    assert FedDyn().limits["present"] == Within(0.0, 1.0)
 
 
 def test_feddyns_server_by_value():

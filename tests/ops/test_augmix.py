@@ -200,3 +200,10 @@ def test_only_what_was_drawn_is_computed_and_the_bits_stay(options, monkeypatch)
 
     monkeypatch.setattr(am.ChainsOnCpu, "apply", everything)
     assert torch.equal(got, many(x, keys)) and torch.equal(got[1], alone) and len(used) == 1
+
+
+def test_views_are_the_same_where_the_host_must_not_look_at_what_was_drawn(monkeypatch):
+    x = image(12, 10)
+    looked = am.augmix(x, KEY, views=6)
+    monkeypatch.setattr(am, "_looks", lambda base: False)
+    torch.testing.assert_close(am.augmix(x, KEY, views=6), looked, rtol=0, atol=1e-6)

@@ -56,6 +56,13 @@ def test_belonging_finds_the_share_that_a_stream_was_mixed_with():
     assert many[2].isnan().all()
 
 
+def test_streams_that_stand_in_rows_are_each_as_alone():
+    own, others = T([[0.7, 0.2, 0.1], [0.2, 0.2, 0.6]]), T([[0.1, 0.3, 0.6], [0.5, 0.4, 0.1]])
+    seen = T([[30.0, 20.0, 10.0], [5.0, 10.0, 25.0]])
+    alone = [K.belonging(*each) for each in zip(own, others, seen, strict=True)]
+    torch.testing.assert_close(K.belonging(own, others, seen), torch.stack(alone))
+
+
 def test_own_offsets_count_as_far_as_a_row_belongs():
     chances, groups, own, everyone = T([0.5, 0.5, 0.9]), T([0, 1, 1]), T([-0.2, 0.4]), T([0.2, 0.0])
     assert K.classwise(chances, groups, own, everyone, T([1.0, 1.0, 1.0])).tolist() == pytest.approx([0.3, 0.9, 1.0])

@@ -77,6 +77,12 @@ def test_page_hinkley_by_hand():
     assert detector.count == 7  # it began afresh after the alarm
 
 
+def test_page_hinkley_waits_for_so_many_numbers_and_no_longer():
+    """The sum has moved by 0.5 with the second number, 0.83 with the third and 1.08 with the fourth."""
+    for least, found in ((2, 3), (3, 3), (4, 4), (5, 5)):
+        assert alarms(PageHinkley(delta=0.0, threshold=0.6, least=least), [0.0, 1.0, 1.0, 1.0, 1.0])[0] == found
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [

@@ -41,6 +41,11 @@ def test_the_temperature_is_that_of_the_grid_with_the_least_loss():
     assert E.TEMPERATURES[0] == 0.25 and E.TEMPERATURES[-1] == 4.0
 
 
+def test_a_model_that_is_right_and_as_sure_as_can_be_has_the_lowest_temperature():
+    """Its cross-entropy is zero at every temperature of the grid."""
+    assert float(E.temperature(T([[1e4, 0.0], [0.0, 1e4]]), T([0, 1]), T([True, True]))) == 0.25
+
+
 def test_rows_that_do_not_count_change_nothing():
     x, y = logits(0.9, 0.8, 0.6, 0.7), T([0, 1, 0, 0])
     more = torch.cat((x, torch.full((3, 2), 50.0)))
@@ -99,6 +104,20 @@ def test_aetta_by_hand():
     assert float(E.aetta(differs, mean, all_real(x), skewed)) == pytest.approx(0.75)
     square = 1 - 0.25 / (entropy / math.log(2)) ** 2
     assert float(E.aetta(differs, mean, all_real(x), None, 2.0)) == pytest.approx(square, abs=1e-5)
+
+
+def test_disagreement_is_told_row_by_row():
+    """Three rows and two classes; the passes answer otherwise to none, one and two of two."""
+    passes = torch.stack((logits(0.8, 0.7, 0.4), logits(0.6, 0.3, 0.2)))
+    differs, mean = E.disagreement(logits(0.9, 0.9, 0.9), passes)
+    assert differs.tolist() == [0.0, 0.5, 1.0]
+    torch.testing.assert_close(mean[:, 0], T([0.7, 0.5, 0.3]))
+
+
+def test_aetta_takes_the_entropy_of_all_classes_however_many_rows_there_are():
+    """Three rows that are spread over two classes alike: nothing has collapsed."""
+    even = T([[0.5, 0.5]] * 3)
+    assert float(E.aetta(T([0.2, 0.3, 0.4]), even, all_real(even))) == pytest.approx(0.7)
 
 
 def test_aetta_is_never_below_guessing_by_the_prior():

@@ -23,6 +23,12 @@ LOGITS = [[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 3.0, 0.0], [9.0, 0.0, 0.0]]
 Y, REAL = torch.tensor([0, 1, 0, 2]), torch.tensor([True, True, True, False])
 
 
+def test_temperatures_have_no_bounds_unless_they_are_given():
+    sure = torch.tensor([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
+    of = [float(guarding.known(x, torch.tensor([0, 1]), torch.ones(2) > 0)["temperature"]) for x in (sure, -sure)]
+    assert of == pytest.approx([0.25, 4.0]), "the least and the largest of the grid"
+
+
 @pytest.mark.parametrize(("least", "most"), [(0.0, math.inf), (0.0, 1.0), (5.0, math.inf)])
 def test_what_is_known_of_a_model_counts_real_examples_alone(least, most):
     def loss(t):
@@ -178,6 +184,8 @@ def test_distance_is_relative_to_the_fresh_parameters(wrap):
     fresh = wrap({"a": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)})
     state = wrap({"a": torch.tensor([3.0, 1.5]), "b": torch.tensor(2.0)})
     assert near(guarding.moved(state, fresh), math.hypot(1.5, 2.0) / 5.0)
+    short, near_it = (wrap({"a": torch.tensor([0.3, v])}) for v in (0.4, 0.0))
+    assert near(guarding.moved(near_it, short), 0.4 / 0.5)
     assert float(guarding.moved({"sum": torch.ones(2)}, {"sum": torch.zeros(2)})) == 0.0
 
 
@@ -218,6 +226,7 @@ def test_sar_restarts_where_the_smoothed_entropy_is_below_a_share_of_ln_c():
 def test_asr_restarts_where_the_mean_prediction_is_narrower_than_its_running_value():
     two = torch.tensor([[0.5, 0.5, 0.0, 0.0]] * 2)
     start = math.log(2.0)  # half of the classes
+    assert after("asr", [(EVEN, two, 0.9)])[0] == []  # as narrow as it is no reason
     when, state = after("asr", [(EVEN, EVEN, 0.9)])
     assert when == [] and near(state["spread"], start + 0.15 * (math.log(4) - start))  # no flips: the full rate
     when, state = after("asr", [(EVEN, EVEN, 0.9), (EVEN, two, 0.9)])
@@ -227,6 +236,8 @@ def test_asr_restarts_where_the_mean_prediction_is_narrower_than_its_running_val
     mean = [0.2, 0.35, 0.25, 0.2]
     entropy = -sum(m * math.log(m) for m in mean)
     assert near(state["spread"], start + 0.15 * 0.5 * (entropy - start))  # half of the answers flip: half the rate
+    _, state = after("asr", [(EVEN, flipped[:1].expand(2, -1), 0.9)])
+    assert near(state["spread"], start)  # all flip: it stays
 
 
 def test_aetta_restarts_where_the_estimate_is_low_or_falls():

@@ -1,10 +1,27 @@
-"""JSON that others made: how deep it may be nested, in objects, lists and both."""
+"""Files that others made: why one cannot be read, and how deep JSON may be nested, in objects, lists and both."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from acclimate.ops.opening import DEPTH, FileProblem, parsed
+from acclimate.ops.opening import DATA_LIMIT, DEPTH, TEXT_LIMIT, FileProblem, opened, parsed
+
+
+@pytest.mark.parametrize(("name", "why"), [("a" * 300, "File name too long"), ("a\0b", "embedded null byte")])
+def test_a_file_that_cannot_be_read_is_named_with_the_reason_alone(name, why):
+    with pytest.raises(FileProblem) as e:
+        opened(Path(name))
+    assert str(e.value) == f"{name} cannot be read: {why}"
+
+
+def test_a_file_may_be_as_large_as_the_limit_and_no_larger(tmp_path):
+    assert (TEXT_LIMIT, DATA_LIMIT) == (512 * 2**20, 64 * 2**30)
+    (tmp_path / "a").write_bytes(b"12345")
+    with opened(tmp_path / "a", 5) as file:
+        assert file.read() == b"12345"
+    with pytest.raises(FileProblem, match="a has 5 bytes; at most 4 are read"):
+        opened(tmp_path / "a", 4)
 
 
 @pytest.mark.parametrize(("left", "right"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])

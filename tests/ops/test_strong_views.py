@@ -15,6 +15,12 @@ X = torch.rand(6, 3, 9, 7, generator=torch.Generator().manual_seed(1))
 ZERO, ONE = torch.zeros(6), torch.ones(6)
 
 
+def test_what_views_are_unless_told_otherwise():
+    light = {"light": 0.4, "contrast": 0.3, "saturation": 0.5, "hue": 0.06, "gamma": 0.3}
+    place = {"turn": 15.0, "shift": 0.125, "scale": 0.1, "flip": True}
+    assert StrongViews() == StrongViews(**light, **place, blur=0.5, noise=0.005)
+
+
 def test_with_everything_off_a_view_is_the_image():
     off = StrongViews(**OFF, flip=False)
     torch.testing.assert_close(off.views(X, KEY), X, rtol=0, atol=1e-5)
@@ -72,6 +78,20 @@ def test_blur_is_a_gaussian_of_five_pixels():
     torch.testing.assert_close(got[1], spot[1])
     flat = blurred(torch.full((1, 2, 6, 5), 0.3), torch.tensor([0.5]))
     torch.testing.assert_close(flat, torch.full_like(flat, 0.3))
+
+
+def test_a_view_is_shifted_across_and_down_by_draws_of_their_own():
+    draws = 2.0 * rng.uniform(rng.fold(KEY, "factors"), 9, 6) - 1.0
+    views = StrongViews(**{**OFF, "shift": 0.25}, flip=False).views(X, KEY)
+    expected = tilted(X, ZERO, ONE, 0.5 * draws[7], 0.5 * draws[8])
+    torch.testing.assert_close(views, expected, rtol=0, atol=1e-5)
+
+
+def test_a_view_is_blurred_by_a_width_from_next_to_nothing_up_to_the_widest():
+    wide = 0.001 + (0.5 - 0.001) * rng.uniform(rng.fold(KEY, "blur"), 6)
+    views = StrongViews(**{**OFF, "blur": 0.5}, flip=False).views(X, KEY)
+    torch.testing.assert_close(views, blurred(X, wide), rtol=0, atol=1e-5)
+    assert float((blurred(X, wide) - blurred(X, wide - 0.002)).abs().max()) > 1e-4, "so little is noticed"
 
 
 def test_views_stay_in_range_and_are_drawn_by_the_key_alone_and_side_by_side():

@@ -40,6 +40,17 @@ def test_samples_are_tuned_each_on_their_own(chunk):
         torch.testing.assert_close(got[i], (x.flatten() / 255) @ w.T.detach(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_rows_are_given_their_model_whether_or_not_views_are_drawn(chunk):
+    def one(sample, key):
+        return sample["model"]["w"] @ sample["x"].flatten().float() + sample.get("seen", torch.ones(())).mean()
+
+    wanted = IMAGES.flatten(1).float() @ START["w"].T
+    torch.testing.assert_close(map_samples(one, {"x": IMAGES}, KEYS, chunk, model=START), wanted + 1)
+    drawn = map_samples(one, {"x": IMAGES}, KEYS, chunk, lambda x, key: torch.full((2, 1, 8, 8), 3.0), START)
+    torch.testing.assert_close(drawn, wanted + 3)
+
+
 def test_marginal_entropy_is_that_of_the_mean_prediction():
     p = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]])
     mean = p.mean(0)

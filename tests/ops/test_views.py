@@ -97,6 +97,10 @@ def test_relit_images_by_hand():
     y = np.clip(tone + saturation.numpy() * (y - tone), 0, 1)
     np.testing.assert_allclose(got, y, atol=1e-5)
     assert (got == 0).any() and (got == 1).any()
+    turn = torch.full((4, 1, 1), 0.3)
+    turned = augment.relit(x, light, contrast, saturation, turn)
+    torch.testing.assert_close(turned, augment.hue_turned(got, turn))
+    assert float((turned - got).abs().max()) > 0.1
     grey = x[:, :1]
     only = augment.relit(grey, light, torch.ones_like(light), saturation, torch.full((4, 1, 1), 0.3))
     torch.testing.assert_close(only, (grey * light).clamp(0, 1))  # no colours to turn

@@ -28,7 +28,7 @@ from ..experiment.names import allow
 from ..models import CNN, ResNet
 from .record import Scale
 
-RESNET18, RESNET50 = ResNet(depth=18), ResNet(depth=50)
+RESNET18 = ResNet(depth=18)
 RESNET_NOTE = "The ResNet starts from random weights; the paper's from ImageNet's, which acclimate does not bring."
 SMOKE_SHARE = 0.15
 """How much of the embedded digits smoke scale uses."""

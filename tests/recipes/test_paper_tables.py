@@ -1,0 +1,98 @@
+"""The tables of FedTTA's and FedTHE's pages are those of the stored results, cell by cell."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NEWCOMERS = ("validation", "test", "last round")
+FIRST = "first partition\n.*?\n"
+STREAMS = ("original", "corrupted", "out-of-client", "mixture")
+
+
+def columns(of, names):
+    return [f"{of} {name}" for name in names]
+
+
+TABLES = {
+    "MNIST": ("fedtta", "fedtta/table1-mnist", "MNIST, 200 rounds", columns("MNIST", NEWCOMERS)),
+    "any two": ("fedtta", "fedtta/table1-mnist-random", "The same with shards of any two", columns("MNIST", NEWCOMERS)),
+    "released": ("fedtta", "fedtta/table1-paper", "CIFAR-10 with everything as in", columns("CIFAR-10", NEWCOMERS)),
+    "in order": ("fedtta", "fedtta/table1-cifar10", "as it was measured before that", columns("CIFAR-10", NEWCOMERS)),
+    "0.1": ("fedthe", "fedthe/table1-paper", "as BRFL deals, so far.*?\nDir\\(0.1\\):", columns("dir(0.1)", STREAMS)),
+    "1.0": ("fedthe", "fedthe/table1-paper", "as BRFL deals, so far.*?\nDir\\(1.0\\):", columns("dir(1.0)", STREAMS)),
+    "13": ("fedthe", "fedthe/table13-paper", "### Tables 3 and 13", list(STREAMS)),
+    "14": ("fedthe", "fedthe/table14-paper", "### Table 14", list(STREAMS)),
+    "0.1, first": (
+        "fedthe",
+        "fedthe/table1-converted",
+        f"{FIRST}Dir\\(0.1\\):",
+        columns("dir(0.1)", STREAMS),
+    ),
+    "1.0, first": (
+        "fedthe",
+        "fedthe/table1-converted",
+        f"{FIRST}Dir\\(1.0\\):",
+        columns("dir(1.0)", STREAMS),
+    ),
+    "0.1, seed 0": ("fedthe", "fedthe/table1-cifar10-dir0.1-seed0", "More rows at Dir", columns("dir(0.1)", STREAMS)),
+}
+
+
+def table(page, start):
+    """Rows of the first table after a place, without its head."""
+    text = (ROOT / "docs" / "papers" / f"{page}.md").read_text()
+    place = re.search(start, text, re.DOTALL)
+    rows = re.search(r"\n\|.*?\n(?!\|)", text[place.end() :], re.DOTALL)[0].split("\n")[3:-1]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def numbers(text):
+    """Mean, deviation and published number of a cell; None where there is none."""
+    found = re.fullmatch(r"([\d.]+)(?: ± ([\d.]+))?(?: \((.+)\))?", text)
+    return [None if part in (None, "-") else float(part) for part in found.groups()]
+
+
+def same(row, stored):
+    """Whether a row of a page is this one of a file: it has the same name, or the same number before its colon."""
+    number = re.match(r"\d+: ", row)
+    return stored.startswith(number[0]) if number else stored == row or (row, stored[:6]) == ("TSA", "TSA on")
+
+
+def wrong(rows, cells, columns):
+    """Cells that say something else than the file does, to the digits that they have."""
+    out = []
+    for row in rows:
+        for column, text in zip(columns, row[-len(columns) :], strict=True):
+            (stored,) = (c for c in cells if c["column"] == column and same(row[0], c["row"]))
+            published = (stored["published"] or {}).get("mean")
+            deviation = stored["std"] if len(stored["ours"]) > 1 else None
+            for said, held in zip(numbers(text), (stored["mean"], deviation, published), strict=True):
+                # a page says nothing of what nobody published
+                if (said is None) != (held is None) or (held is not None and abs(said - held) > 0.0501):
+                    out.append((row[0], column, text, held))
+    return out
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_what_its_file_holds(name):
+    page, file, start, columns = TABLES[name]
+    rows, cells = table(page, start), json.loads((ROOT / "results" / f"{file}.json").read_text())["cells"]
+    assert len(rows) >= 4 and wrong(rows, cells, columns) == []
+
+
+def test_a_wrong_cell_is_found():
+    cells = [
+        {"row": "5: a", "column": "c", "ours": [1.0, 3.0], "mean": 2.0, "std": 1.4, "published": {"mean": 4.0}},
+        {"row": "5: a", "column": "d", "ours": [1.0], "mean": 1.0, "std": None, "published": None},
+    ]
+    assert wrong([["5: b", "2.0 ± 1.4 (4.0)", "1.0 (-)"]], cells, ["c", "d"]) == []
+    for c, d in (
+        ("2.1 ± 1.4 (4.0)", "1.0"),
+        ("2.0 (4.0)", "1.0"),
+        ("2.0 ± 1.4 (4.1)", "1.0"),
+        ("2.0 ± 1.4 (4.0)", "1.1"),
+    ):
+        assert len(wrong([["5: b", c, d]], cells, ["c", "d"])) == 1
