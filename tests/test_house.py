@@ -105,6 +105,11 @@ def test_no_function_is_silently_replaced_by_another_of_its_name():
     assert not {name: names for name, names in found.items() if names}
 
 
+def test_no_two_files_of_tests_have_one_name():
+    names = [p.name for p in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names)), "pytest refuses the second, wherever it is"
+
+
 def test_a_method_is_a_small_file():
     assert statistics.median(METHODS.values()) <= 70
 
