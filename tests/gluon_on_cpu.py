@@ -31,8 +31,10 @@ class Memory:
         size = torch.Size(self.shape[1:]).numel()
         return Memory(self.machine, self.flat, self.begin + int(i) * size, self.shape[1:])
 
-    def _reinterpret(self, dtype, shape, layout):
+    def seen(self, dtype, shape, layout):
         assert dtype == self.flat.dtype
+        if not self.machine.overlaps:
+            assert torch.Size(shape).numel() == torch.Size(self.shape).numel(), "a view of another size"
         return Memory(self.machine, self.flat, self.begin, shape)
 
     def permute(self, order):
@@ -81,6 +83,8 @@ class Machine:
     """What a program has under way."""
 
     program: int
+    overlaps: bool = True
+    """Whether a view of shared memory may be larger than what it is made of, as before Triton 3.8."""
     products: list = field(default_factory=list)
     read: list = field(default_factory=list)
     announced: int = 0
@@ -98,6 +102,8 @@ class Machine:
             "warpgroup_mma": self.multiply,
             "warpgroup_mma_init": lambda x: x,
             "warpgroup_mma_wait": self.wait,
+            "_barrier": lambda: None,
+            "_view": Memory.seen,
             "_load": self.load,
             "_store": self.store,
         }
@@ -113,7 +119,7 @@ class Machine:
 
         layouts = ("SliceLayout", "BlockedLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "DotOperandLayout")
         return SimpleNamespace(
-            **dict.fromkeys(layouts, nothing), thread_barrier=nothing, where=where, static_range=range,
+            **dict.fromkeys(layouts, nothing), where=where, static_range=range,
             bfloat16=torch.bfloat16, float32=torch.float32, int64=torch.int64,
             program_id=lambda _: torch.tensor(self.program), arange=lambda a, b, layout: torch.arange(a, b),
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),

@@ -34,7 +34,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def near(ours: Tensor, true: Tensor, share: float = 5e-6) -> None:
     assert ours.shape == true.shape
-    assert float((ours.double() - true).norm()) <= share * float(true.norm())
+    ours, true = ours.detach().double(), true.detach()
+    assert float((ours - true).norm()) <= share * float(true.norm())
 
 
 def made(shape: tuple[int, ...], last: bool = False) -> tuple[Tensor, ...]:

@@ -395,7 +395,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(model, shape, tokens, says
         Task(model, shape, CLASSES, tokens=tokens)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_scripted_modules_are_refused_as_such():
     scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, CLASSES)))
     with pytest.raises(ValueError, match=r"^model Sequential: it is scripted or traced \(torch.jit\), which hides its"):

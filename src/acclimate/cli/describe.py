@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ..core.nn import available
 from ..eval.selection_table import Selection
 from ..eval.table import Table, percent
 from ..experiment import ConfigError, catalogue, labels
@@ -142,6 +143,7 @@ def findings() -> list[Finding]:
     ]
     if torch.cuda.is_available():
         out.append(("device", True, f"cuda: {torch.cuda.get_device_name()}"))
+        out.append(("kernels", available.AVAILABLE, available.said()))
     else:
         out.append(("device", False, "cpu (torch sees no CUDA device; for a GPU install a CUDA build of torch)"))
     out += [("digits", *_digits()), ("data root", *_root())]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 
 from ...core.loops import Warming, driven
-from ...core.nn import proven, rehearsal
+from ...core.nn import available, proven, rehearsal
 
 log = logging.getLogger("acclimate")
 
@@ -25,7 +26,15 @@ def expect(device: torch.device) -> None:
     compiled with those of the first work."""
     proven.expect(device)
     if device.type == "cuda":
+        _say_what_lacks()
         rehearsal.prepare()
+
+
+@cache
+def _say_what_lacks() -> None:
+    """Warn once where there are no kernels."""
+    if not available.AVAILABLE:
+        log.warning("kernels for the GPU: %s", available.said())
 
 
 def rehearse(works: Iterable[tuple[Hashable, Callable[[], Any]]], who: Hashable = None) -> None:

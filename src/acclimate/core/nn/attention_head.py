@@ -15,6 +15,7 @@ from torch import Tensor
 from .attention_block_kernels import Blocks
 from .attention_head_back_kernels import _held_back
 from .attention_head_kernels import _held_mix
+from .available import VERSION
 from .rehearsal import blank, blank_like
 from .resident_kernels import gl, gluon
 
@@ -23,6 +24,8 @@ if gluon is not None:
 
 HELD = Blocks(64, 64, 64, 4, 0)
 """The name of these kernels among the cuts of the others."""
+APART = (3, 8)
+"""The first Triton that refuses views of shared memory which overlap, as those of a small block do."""
 ROWS, FEW, WIDTH, MOST = 64, 16, 64, 256
 """Rows of a block and of the small one, which is never alone, the width of a head, and the most tokens."""
 
@@ -65,7 +68,7 @@ def back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int) -> Tenso
 
 def _blocks(tokens: int) -> tuple[int, int]:
     """How many blocks the tokens are, the last one perhaps not full, and whether a small one is left over."""
-    left = int(0 < tokens % ROWS <= FEW)
+    left = int(0 < tokens % ROWS <= FEW and VERSION < APART)
     return tokens // ROWS if left else -(-tokens // ROWS), left
 
 

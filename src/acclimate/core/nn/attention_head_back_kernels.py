@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from .attention_head_kernels import _bring, _part, _put
 from .rehearsal import late
-from .resident_kernels import _jit, gl, gluon
+from .resident_kernels import _barrier, _jit, _view, gl, gluon
 
 if gluon is not None:
     from triton.experimental.gluon.language.nvidia.hopper import (
@@ -111,7 +111,7 @@ def _to_queries(
     else:
         acc = warpgroup_mma_wait(0, (acc,))
     tma.store_wait(0)
-    whole = to._reinterpret(gl.bfloat16, [64, D], gl.NVMMASharedLayout(2 * D, 16, 2))
+    whole = _view(to, gl.bfloat16, [64, D], gl.NVMMASharedLayout(2 * D, 16, 2))
     _put(acc * scale, whole, y, sample, j * 64, column, D)
     return rest_k, rest_v
 
@@ -122,7 +122,7 @@ def _small(q, dy, s, p, to, rest_k, rest_v):
     to.index(0).store(s)
     to.index(1).store(p)
     fence_async_shared()
-    gl.thread_barrier()
+    _barrier()
     rest_k = warpgroup_mma(q.permute((1, 0)), to.index(0), rest_k, is_async=True)
     return rest_k, warpgroup_mma(dy.permute((1, 0)), to.index(1), rest_v, is_async=True)
 
@@ -175,12 +175,12 @@ def _to_keys(
         to_k = warpgroup_mma(gl.convert_layout(slopes, FACTOR), few, to_k, is_async=True)
         to.index(0).store(slopes)
         fence_async_shared()
-        gl.thread_barrier()
+        _barrier()
         rest_q = warpgroup_mma(k.permute((1, 0)), to.index(0), rest_q, is_async=True)
         to_k, to_v, rest_q = warpgroup_mma_wait(0, (to_k, to_v, rest_q))
     else:
         to_k, to_v = warpgroup_mma_wait(0, (to_k, to_v))
-    gl.thread_barrier()
+    _barrier()
     _put(to_k * scale, k, y, sample, i * 64, column + W, D)  # nobody else needs these keys and values by now
     _put(to_v, v, y, sample, i * 64, column + 2 * W, D)
     return rest_q
@@ -217,10 +217,10 @@ def _corner(pool, given, rest_q, rest_k, rest_v, T: gl.constexpr, D: gl.constexp
     rest_k, rest_v = _small(q, dy, s, p.to(gl.bfloat16), to, rest_k, rest_v)
     slopes, _ = _products(k, v, few_q, few_dy, notes, more, base, WHOLE * 64, 16, T, False, 0, D)
     rest_k, rest_v = warpgroup_mma_wait(0, (rest_k, rest_v))
-    gl.thread_barrier()
+    _barrier()
     to.index(0).store(gl.where(real, slopes, 0.0).to(gl.bfloat16))
     fence_async_shared()
-    gl.thread_barrier()
+    _barrier()
     rest_q = warpgroup_mma(k.permute((1, 0)), to.index(0), rest_q, is_async=True)
     return warpgroup_mma_wait(0, (rest_q,)), rest_k, rest_v
 
@@ -251,7 +251,7 @@ def _held_back(
     notes, grad = notes + head.to(gl.int64) * (2 * T), grad + (sample.to(gl.int64) * (3 * T * W) + column)
     _note(out + wide, g + wide, sums, notes, notes + T, scale, T, W, D, ALL)
     given = (y, to, notes, notes + T, scale, scale * LOG, sample, column)
-    gl.thread_barrier()  # notes are of all threads
+    _barrier()  # notes are of all threads
     mbarrier.wait(ready, 0)
     LYING: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])
     rest_q = gl.zeros([64, 16], gl.float32, LYING)

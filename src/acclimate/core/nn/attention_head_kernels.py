@@ -10,7 +10,7 @@ have a fixed order, so results repeat to the bit.
 from __future__ import annotations
 
 from .rehearsal import late
-from .resident_kernels import _jit, _load, _store, gl, gluon
+from .resident_kernels import _jit, _load, _store, _view, gl, gluon
 
 if gluon is not None:
     from triton.experimental.gluon.language.nvidia.hopper import (
@@ -27,10 +27,14 @@ if gluon is not None:
 def _part(pool, which: gl.constexpr, row, rows: gl.constexpr, D: gl.constexpr, WHOLE: gl.constexpr, LEFT: gl.constexpr):
     """Rows of a tensor in the pool, whose pieces have 16 rows: small blocks lie in front. What is behind one is of
     other tensors, and what is made of that is not written."""
-    piece = which * (4 * WHOLE) + row // 16
-    if LEFT:  # behind all small blocks
-        piece = gl.where(row < WHOLE * 64, piece + (pool.shape[0] // (4 * WHOLE + 1)), which)
-    return pool.index(piece)._reinterpret(gl.bfloat16, [rows, D], gl.NVMMASharedLayout(2 * D, 16, 2))
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(2 * D, 16, 2)
+    if not LEFT:  # no view is larger than what it is made of
+        parts = _view(pool, gl.bfloat16, [pool.shape[0] * 16 // rows, rows, D], LAYOUT)
+        return parts.index(which * (WHOLE * 64 // rows) + row // rows)
+    else:
+        piece = which * (4 * WHOLE) + row // 16 + pool.shape[0] // (4 * WHOLE + 1)
+        piece = gl.where(row < WHOLE * 64, piece, which)
+        return _view(pool.index(piece), gl.bfloat16, [rows, D], LAYOUT)
 
 
 @_jit
@@ -41,8 +45,8 @@ def _bring(
     """Bring the tokens of a head from one tensor: whole blocks, and what is left over. Rows that are not there are
     zeros."""
     for i in gl.static_range(WHOLE):
-        to = pool.index(LEFT * (pool.shape[0] // (4 * WHOLE + 1)) + which * (4 * WHOLE) + i * 4)
-        _load(box, [sample, i * 64, column], ready, to._reinterpret(gl.bfloat16, [1, 64, D], box.layout))
+        to = _part(pool, which, i * 64, 64, D, WHOLE, LEFT)
+        _load(box, [sample, i * 64, column], ready, _view(to, gl.bfloat16, [1, 64, D], box.layout))
     if LEFT:
         _load(rest, [sample, WHOLE * 64, column], ready, pool.index(which))
 
@@ -60,7 +64,7 @@ def _put(value, to, y, sample, row, column, D: gl.constexpr):
     """Have the copy engine write 64 rows of a head."""
     to.store(value.to(gl.bfloat16))
     fence_async_shared()
-    _store(y, [sample, row, column], to._reinterpret(gl.bfloat16, [1, 64, D], y.layout))
+    _store(y, [sample, row, column], _view(to, gl.bfloat16, [1, 64, D], y.layout))
 
 
 @_jit

@@ -24,11 +24,7 @@ from .rehearsal import blank, late
 
 if AVAILABLE:
     import triton.language as tl
-
-    try:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-    except ImportError:  # an older Triton
-        TensorDescriptor = None
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
 NEWER = (9, 0)
 """The first GPUs that have such an engine."""
@@ -97,7 +93,7 @@ def fits(kind: str, layer: Layer, x: Tensor) -> bool:
     inner = layer.outputs if kind == "spread" else layer.inputs
     small = layer.pad_height < layer.kernel_height and layer.pad_width < layer.kernel_width
     device = not x.is_cuda or torch.cuda.get_device_capability(x.device) >= NEWER
-    return AVAILABLE and TensorDescriptor is not None and device and layer.step == 1 and small and inner % 16 == 0
+    return AVAILABLE and device and layer.step == 1 and small and inner % 16 == 0
 
 
 def _visits(side: int, size: int, seen: int, kernel: int, pad: int) -> int:

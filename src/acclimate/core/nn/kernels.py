@@ -7,32 +7,26 @@
 - `mix`: the scrambling step of the random numbers, in one pass instead of nine.
 
 Every sum has a fixed order, so results repeat to the bit. Triton comes with PyTorch's CUDA builds; where it is missing
-`AVAILABLE` is False and callers use torch's own operations.
+or too old `AVAILABLE` is False and callers use torch's own operations.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .available import AVAILABLE, INTERPRETED
 from .rehearsal import blank, blank_like, late
 
-try:
+if AVAILABLE:
     import triton
     import triton.language as tl
-except ImportError:  # a CPU build of PyTorch
-    triton = tl = None
 
-AVAILABLE = triton is not None
-"""Whether the kernels can be used on this machine's CUDA device."""
-INTERPRETED = AVAILABLE and os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether Triton interprets kernels, on a CPU: for tests."""
 BLOCK = 1024
 """Numbers that one program writes."""
 

@@ -21,6 +21,10 @@ from .rehearsal import late
 
 gluon: Any = None
 gl: Any = None
+_load: Any = None
+_store: Any = None
+_barrier: Any = None
+_view: Any = None
 if AVAILABLE and not INTERPRETED:
     try:
         from triton.experimental import gluon  # type: ignore[no-redef]
@@ -30,9 +34,17 @@ if AVAILABLE and not INTERPRETED:
             mbarrier,
             tma,
             warpgroup_mma,
+            warpgroup_mma_init,  # noqa: F401 - files beside this one want these two
             warpgroup_mma_wait,
         )
-    except ImportError:  # an older Triton
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # noqa: F401
+
+        _memory = gl.shared_memory_descriptor
+        _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # by their names since Triton 3.9
+        _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+        _view = getattr(_memory, "reinterpret", None) or _memory._reinterpret
+        _barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # since Triton 3.7
+    except (ImportError, AttributeError):  # a Triton with another Gluon
         gluon = None
 
 
@@ -41,13 +53,6 @@ def _jit(f: Any = None, **options: Any) -> Any:
     if gluon is None:
         return f if f is not None else (lambda g: g)
     return gluon.jit(**options)(f) if f is not None else (lambda g: gluon.jit(**options)(g))
-
-
-_load: Any = None
-_store: Any = None
-if gluon is not None:
-    _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # by their names since Triton 3.9
-    _store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @_jit
