@@ -1,6 +1,5 @@
 """Every kernel of the package compiles for a GPU, also on a machine that has none."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from acclimate.core.nn import available
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,7 +24,7 @@ def run(*command: str, limit: float, **environment: str):
 
 
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton, which CUDA builds of torch have"
+    not available.AVAILABLE, reason="needs Triton 3.6 or newer, which CUDA builds of torch have"
 )
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import runpy
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -28,10 +29,35 @@ def test_an_older_triton_is_left_alone(tmp_path):
     (tmp_path / "triton").mkdir()
     (tmp_path / "triton" / "__init__.py").write_text('__version__ = "3.5.1"\n')
     (tmp_path / "triton" / "language.py").write_text("")
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     found = subprocess.run(
-        [sys.executable, "-c", ALL], env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+        [sys.executable, "-c", ALL], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
     )
     assert (found.stdout, found.returncode) == ("(3, 5) False Triton 3.5.1\n", 0), found.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "known", "there"),
+    [
+        (None, (0, 0), False), ("3.5.1", (3, 5), False), ("3.6.0", (3, 6), True), ("3.10.0+gitabc", (3, 10), True),
+        ("4.0.0", (4, 0), True),
+    ],
+)  # fmt: skip
+def test_there_are_kernels_since_triton_3_6(monkeypatch, version, known, there):
+    monkeypatch.setitem(sys.modules, "triton", version and SimpleNamespace(__version__=version))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "")  # so that it is afterwards what it was before
+    monkeypatch.delenv("TRITON_DEFAULT_FP_FUSION")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    found = runpy.run_path(available.__file__)
+    assert (found["VERSION"], found["AVAILABLE"], found["INTERPRETED"]) == (known, there, there)
+    assert os.environ.get("TRITON_DEFAULT_FP_FUSION") == ("1" if there else None)
+
+
+def test_what_the_user_says_of_fused_sums_is_kept(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.9.0"))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    runpy.run_path(available.__file__)
+    assert os.environ["TRITON_DEFAULT_FP_FUSION"] == "0"
 
 
 @pytest.fixture

@@ -97,10 +97,10 @@ class LaneWorker(Worker):
         return cls(first.task, first.method, first.filters, first.seed, first.secret, seeds, settings)
 
     def train(self, down: Tree, mine: Tree, data: Tree) -> tuple[Tree, Tree, Tensor]:
-        return self._of(data).train(tree.take(down, data["lane"]), mine, _without_lane(data))
+        return self._of(data).train(_of_lane(down, data), mine, _without_lane(data))
 
     def personalise(self, down: Tree, mine: Tree, data: Tree, personal: Personalizer) -> Tree:
-        return self._of(data).personalise(tree.take(down, data["lane"]), mine, _without_lane(data), personal)
+        return self._of(data).personalise(_of_lane(down, data), mine, _without_lane(data), personal)
 
     def calibrate(self, model: Tree, data: Tree, adapter: Adapter) -> Tree:
         with together(bool(self.settings)):
@@ -114,8 +114,8 @@ class LaneWorker(Worker):
 
     def _of(self, data: Tree) -> Worker:
         """The client half of the lane that a client is in."""
-        here = {place: values[data["lane"]] for place, values in self.settings.items()}
-        return Worker(self.task, with_settings(self.method, here), self.filters, self.seeds[data["lane"]])
+        here = {place: _in_lane(values, data) for place, values in self.settings.items()}
+        return Worker(self.task, with_settings(self.method, here), self.filters, _in_lane(self.seeds, data))
 
     def refusal(self) -> str | None:
         return super().refusal() or (self._unvaried() if self.settings else None)
@@ -142,6 +142,16 @@ class LaneWorker(Worker):
             names = ", ".join(".".join(place) for place in self.settings)
             return f"{type(self.method).__name__} cannot take {names} for each client by itself: {operation(e)}"
         return None
+
+
+def _in_lane(all: Tensor, data: Tree) -> Tensor:
+    """The row of the lane that a client is in. torch 2.6 has no index by a single number under vmap."""
+    return all.index_select(0, data["lane"].view(1))[0]
+
+
+def _of_lane(down: Tree, data: Tree) -> Tree:
+    """What the lane that a client is in gets of what is sent to all."""
+    return tree.map(lambda x: _in_lane(x, data), down)
 
 
 def _without_lane(data: Tree) -> Tree:

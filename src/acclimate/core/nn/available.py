@@ -17,6 +17,8 @@ AVAILABLE = VERSION >= OLDEST
 """Whether the kernels can be used on this machine's CUDA device."""
 INTERPRETED = AVAILABLE and os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton interprets kernels, on a CPU: for tests."""
+if AVAILABLE:  # as Triton did until 3.9, which says that it will no longer: results of kernels stay what they are
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 def said() -> str:

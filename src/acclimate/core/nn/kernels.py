@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .available import AVAILABLE, INTERPRETED
+from .available import AVAILABLE as AVAILABLE
+from .available import INTERPRETED as INTERPRETED
 from .rehearsal import blank, blank_like, late
 
 if AVAILABLE:
