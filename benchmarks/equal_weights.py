@@ -3,8 +3,8 @@
 Where Amazon and Caltech are involved ours are mostly above the paper, on DSLR and Webcam mostly below it. Clients of
 Office-10 have 766, 898, 125 and 236 training images, and the recipes weigh them by these, as Eq. 4 does. The code that
 the first author released with FedPCL averages without weights: then the two small domains, which show the same objects,
-count half instead of a sixth. Rows of `fedicon/table2` and `fedicon/table5` are run by their recipes with equal
-weights; those with weights are read from `results/fedicon`.
+count half instead of a sixth. Rows of `fedicon/table2` and `fedicon/table5` are run with equal weights, by the
+recipes `fedicon/released-table2` and `fedicon/released-table5`; those with weights are read from `results/fedicon`.
 
     python benchmarks/equal_weights.py [--seeds 3] [--rows FedAvg T3A] [--columns Amazon] [--rounds 100]
         [--device cuda] [--out results/causes/equal-weights.json]
@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +25,11 @@ from harness import environment, parser_of, write
 
 from acclimate import recipes
 from acclimate.ops.devices import device_of
-from acclimate.recipes.record import Cell, Derived, Recipe, Scale
+from acclimate.recipes.record import Recipe
 
 TABLES = ("fedicon/table2", "fedicon/table5")
 ROWS = ("FedAvg", "FedAvg-FT", "FedProx", "FedBN", "Tent", "T3A", "FedICON")
 DOMAINS = ("Amazon", "Caltech", "DSLR", "Webcam")
-
-
-def alike(recipe: Recipe) -> Recipe:
-    """The recipe with methods in which all clients count one."""
-
-    def make(scale: Scale) -> Iterator[Cell | Derived]:
-        for cell in recipe.make(scale):
-            if isinstance(cell, Cell) and hasattr(cell.training.method.record, "weights"):
-                trained = replace(cell.training, method=cell.training.method.but(weights="uniform"))
-                cell = replace(cell, training=trained)
-            yield cell
-
-    return replace(recipe, make=make)
 
 
 def ran(recipe: Recipe, given: argparse.Namespace) -> dict[tuple[str, str], dict[str, Any]]:
@@ -60,7 +45,8 @@ def compared(table: str, given: argparse.Namespace) -> dict[str, Any]:
     recipe, found = recipes.recipe(table), dict[str, Any]()
     own = json.loads(Path(f"results/{table}-paper.json").read_text())["cells"]
     stored = {(c["row"], c["column"]): c for c in own}
-    weighed, same = ran(recipe, given) if given.rounds else stored, ran(alike(recipe), given)
+    weighed = ran(recipe, given) if given.rounds else stored
+    same = ran(recipes.recipe(table.replace("/", "/released-")), given)
     for place, cell in same.items():
         both = {"alike": cell, "samples": weighed[place]}
         row = {name: {k: c[k] for k in ("mean", "std")} for name, c in both.items()}

@@ -53,6 +53,16 @@ def test_released_tables_differ_in_training_images_and_in_corrupted_tests(table)
         assert after == replace(before, training=replace(before.training, data=data), stream=tested)
 
 
+@pytest.mark.parametrize("table", ["table2", "table5"])
+def test_clients_of_released_office_tables_count_one_and_all_else_is_alike(table):
+    own, other = (list(recipe(f"fedicon/{name}{table}").make("paper")) for name in ("", "released-"))
+    assert len(own) == len(other)
+    for before, after in zip(own, other, strict=True):
+        made, equal = before.training.method, after.training.method
+        assert equal == (made if before.row == "Local" else made.but(weights="uniform"))
+        assert after == replace(before, training=replace(before.training, method=equal))
+
+
 def test_released_tables_share_their_trainings():
     first, seventh, eighth, ninth = (
         {c.training for c in recipe(f"fedicon/released-table{n}").make("paper") if c.column != "Office-10"}
