@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 FILES = [
     "fedicon/rate10",
     "fedicon/released-table1",
+    "fedicon/released-table2",
     "fedicon/released-table7",
     "fedicon/released-table8",
     "fedicon/released-table9",

@@ -92,11 +92,6 @@ MANY = (
     "has seen QuickDraw, FedAvg has 23.2 instead of 45.9 with 40 clients and 22.7 instead of 45.6 with 80, and is "
     "below FedPCL, which has 35.9 and 34.2; the paper's FedAvg has 32.2 and 33.4 with three backbones"
 )
-ALIKE = (
-    "clients count by their images here, and alike in the code that the first author released with FedPCL: so, after "
-    "20 rounds on one seed, T3A has 41.8 instead of 50.9 on Amazon and FedAvg 43.8 instead of 51.6; the paper has 39.8 "
-    "and 44.9"
-)
 VIEWED = (
     "the paper's rows may train on random views and with momentum 0.5: those of the code that the first author "
     "released with FedPCL have this momentum and train on the first of two views that its loader gives. So, over three "
@@ -185,12 +180,6 @@ CAUSES: tuple[Cause, ...] = (
             as_released=why is WRAPPED,
         )
         for why, domain, methods in READ
-    ),
-    Cause(
-        "fedicon/table2",
-        ALIKE,
-        "fedicon/table2-paper.json, causes/equal-weights.json",
-        where=(("method", ("T3A",)), ("domain", ("Amazon",))),
     ),
     *(
         Cause(
