@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from . import beforehand, forked
+from .available import AVAILABLE
 from .helpers import Helpers, Serve
 from .noted import Postponed, form, length
 
-try:
+if AVAILABLE:
     import triton
-except ImportError:  # a CPU build of PyTorch
+else:
     triton = None
 
 log = logging.getLogger("acclimate")
