@@ -245,11 +245,15 @@ def _there_alone(of: Callable[[torch.device], Any], device: torch.device) -> Any
 def there(data: Shards) -> Shards:
     """Clients and examples on the pretended device, whose sizes the host knows."""
     held = _There(*(x.to(DEVICE) for x in (data.x, data.y, data.rows, data.n)))
-    held.__dict__["sizes"] = data.n
+    held.n.on_host = data.n  # type: ignore[attr-defined]
     return held
 
 
 class _There(Shards):
+    @property
+    def sizes(self) -> Tensor:  # type: ignore[override]
+        return self.n.on_host  # type: ignore[attr-defined,no-any-return]
+
     def to(self, device: torch.device | str) -> Shards:
         return self
 
@@ -257,7 +261,7 @@ class _There(Shards):
 def on_it(engine: Engine) -> Any:
     """An engine whose work is run as it is before a recording."""
     opened: Any = engine
-    opened.recorder, opened.buckets._recorded = _Warmed(False, False), True
+    opened.recorder, opened.buckets.few_shapes = _Warmed(False, False), True
     opened.buckets.chunk = {"train": 128, "test": 128}
     return opened
 

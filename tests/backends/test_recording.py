@@ -9,7 +9,7 @@ import torch
 
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Vmap
-from acclimate.backends.vmap import capture, graphs, shelf, warming
+from acclimate.backends.vmap import capture, graphs, rooms, shelf, warming
 from acclimate.backends.vmap.buckets import Buckets
 from acclimate.backends.vmap.capture import Captured, Job, Recorder, tf32
 from acclimate.core import Protocol, Work, Worker, fit
@@ -144,6 +144,50 @@ def test_clients_of_other_sizes_share_recordings(monkeypatch):
     assert len(trained_in) < len(rooms) * 4  # one for each number of clients, however large they are
 
 
+@pytest.mark.parametrize("name", ["mbsl", "icon"])
+def test_sets_of_other_sizes_share_recordings(name, monkeypatch):
+    """What a set does not fill of its room is left out, and leaves no trace in its numbers."""
+    worker, personal = partner(name)
+    sets = [shards(sizes, seed=2) for sizes in ((11, 16), (6, 2))]
+    live = models(worker, Vmap().open(worker, shards(SIZES), CPU), personal)
+    empty, seen = torch.Tensor.new_empty, []
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *given, **more: _spoilt(empty(*given, **more)))
+
+    def served_in_turn():
+        engine = Vmap().open(worker, shards(SIZES), CPU)
+        return [engine.serve(live, data, short(name), Protocol(batch=2)) for data in sets], engine
+
+    plain, _ = served_in_turn()
+    monkeypatch.setattr(Buckets, "__init__", _as_on_a_gpu(Buckets.__init__))
+    unrecorded, _ = served_in_turn()
+    monkeypatch.setattr(Loop, "times", _noting(Loop.times, seen))
+    with taped():
+        replayed, engine = served_in_turn()
+    assert all(equal(a, b) for a, b in zip(unrecorded, replayed, strict=True))
+    assert all(gap(a, b) < 1e-5 for a, b in zip(plain, replayed, strict=True))
+    assert {(room.size, room.most) for room in seen if room is not None} >= {(16, n) for n in (11, 16, 6)}
+    assert len([key for key in engine.recorder.recorded if key[0][0] == "serve"]) == 2  # of four clients
+
+
+def _spoilt(x):
+    return x.fill_(float("nan")) if x.is_floating_point() else x
+
+
+def test_a_room_is_a_power_of_four_unless_that_takes_much_memory(monkeypatch):
+    assert [rooms.room(n) for n in (1, 2, 4, 5, 16, 17, 1670, 3929, 4096, 4097)] == [
+        1, 4, 4, 16, 16, 64, 4096, 4096, 4096, 16384,
+    ]  # fmt: skip
+    held = shards((11, 16, 13))
+    wide = rooms.widened(held)
+    assert wide.rows.shape == (3, 16) and len(wide.x) == len(wide.y) == 64
+    assert torch.equal(wide.x[: len(held.x)], held.x) and torch.equal(wide.y[: len(held.y)], held.y)
+    assert torch.equal(wide.rows[:, : held.rows.shape[1]], held.rows) and torch.equal(wide.n, held.n)
+    each = held.x[0].numel() * held.x.element_size()
+    monkeypatch.setattr(rooms, "MOST", 16 * 3 * each)
+    assert rooms.shared(11, 3, held) == 16 and rooms.shared(11, 4, held) == 11
+    assert len(rooms.widened(held).x) == len(held.x)
+
+
 def _noting(times, seen):
     return lambda self, room: (seen.append(room), times(self, room))[1]
 
@@ -151,7 +195,7 @@ def _noting(times, seen):
 def _as_on_a_gpu(begin):
     def opened(self, waste, *others):
         begin(self, 0.1, *others)
-        self._recorded = True
+        self.few_shapes = True
 
     return opened
 

@@ -27,6 +27,7 @@ class ICON(Adapter):
     """Tunes the encoder on two views of every test sample, then answers (FedICON's test-time adaptation)."""
 
     transductive: ClassVar[bool] = True
+    skips: ClassVar[bool] = True
 
     opt: Optimizer = SGD(lr=1e-4)
     work: Work = Work()

@@ -36,6 +36,7 @@ class MBSL(Adapter):
     """Teacher and student on strong and weak pseudo-labels, over the whole test set (Liang et al., AAAI 2025)."""
 
     transductive: ClassVar[bool] = True
+    skips: ClassVar[bool] = True
     epochs: int = 3
     batch: int = 16
     opt: Optimizer = SGD(lr=2e-4, momentum=0.9, nesterov=True, weight_decay=1e-4)

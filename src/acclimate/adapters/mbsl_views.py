@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..core import Augment, Predict, Tree, Work, rng, tree
-from ..core.loops import Time, at, repeat
+from ..core.loops import Needed, Time, at, repeat
 from ..ops.params import with_params
 
 TAUGHT = 64
@@ -37,7 +37,8 @@ def on_views(
 def of_all(f: Callable[[Tensor, rng.Key], Tree], x: Tensor, n: Tensor, key: rng.Key) -> Tree:
     """What `f` makes of all samples, TAUGHT at a time, with a key for each time: [len(x), ...].
 
-    Only the first n samples are real. They fill every chunk, so that batch norm sees no padding.
+    Only the first n samples are real. They fill every chunk, so that batch norm sees no padding. What is said of others
+    means nothing.
     """
     chunks = -(-len(x) // TAUGHT)
     rows = torch.arange(chunks * TAUGHT, device=x.device).view(chunks, TAUGHT) % n
@@ -45,7 +46,7 @@ def of_all(f: Callable[[Tensor, rng.Key], Tree], x: Tensor, n: Tensor, key: rng.
     def some(t: Time, now: Tree) -> tuple[Tree, Tree]:
         return now, f(x[at(rows, t)], rng.fold(key, "teach", t))
 
-    _, made = repeat(some, {}, chunks, x)
+    _, made = repeat(some, {}, chunks, x, Needed(len(x), lambda most: -(-most // TAUGHT)))
     whole: Tree = tree.map(lambda m: m.flatten(0, 1)[: len(x)], made)
     return whole
 
@@ -57,10 +58,11 @@ def one_pass(
 
     `all` is the same for every batch.
     """
-    plan, active = Work(epochs=1, batch=batch).plan(own, rng.fold(key, "order"))
+    work = Work(epochs=1, batch=batch)
+    plan, active = work.plan(own, rng.fold(key, "order"))
 
     def step(t: Time, now: Tree) -> tuple[Tree, Tree]:
         new = learn(now, {**tree.take(seen, at(plan, t)), **all}, rng.fold(key, "step", t))
         return tree.where(at(active, t), new, now), {}
 
-    return repeat(step, now, len(plan), active)[0]
+    return repeat(step, now, len(plan), active, Needed(len(own["rows"]), work.steps))[0]

@@ -39,6 +39,10 @@ class Adapter:
     transductive: ClassVar[bool] = False
     """Whether `prepare` wants to see the whole unlabelled stream before the first batch."""
 
+    skips: ClassVar[bool] = False
+    """Whether all long loops of `prepare` say which steps are `needed` (`core.loops`). Then sets of several sizes are
+    given the same room, and share a recording."""
+
     calibrates: ClassVar[bool] = False
     """Whether it needs `reference` in the model: what `calibrate` makes of the client's validation examples."""
 
@@ -180,6 +184,10 @@ class Wrapping(Adapter):
     @property
     def transductive(self) -> bool:  # type: ignore[override]
         return self.adapter.transductive
+
+    @property
+    def skips(self) -> bool:  # type: ignore[override]
+        return self.adapter.skips
 
     @property
     def traces(self) -> Mapping[str, str]:  # type: ignore[override]

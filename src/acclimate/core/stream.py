@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import check, rng, tree
 from .adapter import Adapter, Predict
-from .loops import Time, at, repeat
+from .loops import Needed, Time, at, repeat
 from .nn import cross_entropy
 from .task import Task
 from .tree import Tree
@@ -114,7 +114,18 @@ class Stretch(NamedTuple):
     def places(self, device: torch.device) -> Tensor:
         """Where its samples are in the stream, [steps, batch]."""
         at = torch.arange(self.steps * self.batch, device=device).view(self.steps, self.batch)
-        return at if isinstance(self.first, int) and self.first == 0 else at + self.first * self.batch
+        return at if self.whole else at + self.first * self.batch
+
+    @property
+    def whole(self) -> bool:
+        """Whether it may be a whole stream."""
+        return isinstance(self.first, int) and self.first == 0
+
+    def needed(self, times: int, data: Tree) -> Needed | None:
+        """Which of its batches are needed, if a loop takes all of them, and a stream that is padded."""
+        if not self.whole or times != self.steps or "ragged" not in data:
+            return None
+        return Needed(data["rows"].shape[-1], lambda most: -(-most // self.batch))
 
 
 def stretch(
@@ -161,7 +172,7 @@ def stretch(
                 got.append(out)
             return now, tree.map(lambda *xs: torch.cat(xs), *got)
 
-        state, out = repeat(several, state, times, n)
+        state, out = repeat(several, state, times, n, part.needed(times, data))
         outs.append(tree.map(lambda x: x.flatten(0, 1), out))
         done += times * len(kinds)
     served = tree.map(lambda *xs: torch.cat(xs), *outs)

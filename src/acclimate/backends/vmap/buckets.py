@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from ...core import Holdings, Private, Tree, tree
+from ...core.loops import Room
+from . import rooms
 
 log = logging.getLogger("acclimate")
 T = TypeVar("T")
@@ -36,6 +38,11 @@ class Group(NamedTuple):
     def size(self) -> int:
         """Examples of each client, padding included."""
         return self.rows.shape[-1]
+
+    @property
+    def room(self) -> Room:
+        """What a recording that is shared must know of them."""
+        return Room(self.size, self.most)
 
     def asked(self, mine: Private) -> Tensor:
         """The clients' numbers where this private state wants them, on the host or on the device."""
@@ -62,19 +69,23 @@ class Buckets:
         self.chunk: dict[str, int] = {"train": most, "test": most}
         """How many clients run at once."""
         self._fixed, self._waste, self._there, self._short = chunk is not None, waste, there, short
-        self._recorded = device.type == "cuda"
+        self.few_shapes = device.type == "cuda"
+        """Whether groups have few shapes, so that they share recordings: on a GPU. Where nothing is recorded they have,
+        too, and so the same numbers."""
 
-    def groups(self, shards: Holdings, clients: Tensor, work: Verb = "train") -> Iterator[Group]:
-        """These clients, cut into groups."""
+    def groups(self, shards: Holdings, clients: Tensor, work: Verb = "train", shares: bool = False) -> Iterator[Group]:
+        """These clients, cut into groups. Where it `shares` recordings, the shards are `rooms.widened`."""
         # recordings are made for shapes, so what a drawn cohort looks like must not matter much
-        drawn = self._recorded and len(clients) < shards.clients
+        drawn = self.few_shapes and len(clients) < shards.clients
         largest = shards.largest if drawn else None
         for members, size, count in plan(shards.sizes[clients], self._waste, self.chunk[work], largest):
             who = clients[members]
-            ragged = not shards.even if drawn else bool((shards.sizes[who] != size).any())
+            ragged = shares or (not shards.even if drawn else bool((shards.sizes[who] != size).any()))
             padded = torch.cat([who, who[:1].expand(count - len(who))])
             ids, n = self._there(torch.stack((padded, shards.sizes[padded])))  # on one way
             room = min(1 << (size - 1).bit_length(), shards.largest) if drawn and not shards.far else size
+            if shares:
+                room = rooms.shared(size, count, shards)
             yield Group(ids, shards.placed_rows(ids, room), n, ragged, len(who), padded, size)
 
     def with_fewer(self, work: Verb, clients: int, run: Callable[[], T]) -> T:
@@ -91,11 +102,11 @@ class Buckets:
                 torch.cuda.empty_cache()
                 log.warning("out of GPU memory: going on to %s %d clients at once", work, self.chunk[work])
 
-    def collect(self, shards: Holdings, clients: Tensor, run: Callable[[Group], Tree]) -> Tree:
+    def collect(self, shards: Holdings, clients: Tensor, run: Callable[[Group], Tree], shares: bool = False) -> Tree:
         """What `run` gives for the groups of these clients, in ascending order of clients."""
 
         def each() -> list[tuple[Tensor, Tree]]:
-            groups = self.groups(shards, clients, "test")
+            groups = self.groups(shards, clients, "test", shares)
             return [(g.who[: g.real], tree.map(lambda x, r=g.real: x[:r], run(g))) for g in groups]
 
         parts = self.with_fewer("test", len(clients), each)

@@ -40,11 +40,10 @@ from ...core import (
     tree,
 )
 from ...core.backend import Attempt
-from ...core.loops import Room
 from ...core.private import private
 from ...core.vectorised import CannotVectorise, refusal
 from ..serial import stacked_start, welcomed
-from . import shelf, warming
+from . import rooms, shelf, warming
 from .buckets import Buckets, Group
 from .capture import Job, Recorder, over
 from .clients import calibrated, deployed, own, round_of, served
@@ -227,7 +226,7 @@ class VmapEngine(Engine):
         present = torch.arange(len(g.ids), device=self.device) < g.real
         inputs = (down, mine, own(g, self.shards), {"round": now}, present, examples)
         work = round_of(self.worker, self.shards, g.ragged, self.lanes.count)
-        return Job(("train", g.ragged), work, inputs, Room(g.size, g.most))
+        return Job(("train", g.ragged), work, inputs, g.room)
 
     def _members(self, g: Group) -> Sequence[slice | Tensor]:
         """The clients of every lane in a group, without padding."""
@@ -315,16 +314,18 @@ class VmapEngine(Engine):
         if exchange.exchanges(adapter):
             return self._serve_together(models, test, adapter, protocol)
         rows = test.longest if trace else None
+        shares = self.buckets.few_shapes and adapter.skips and not (trace or test.far)
+        test = rooms.widened(test) if shares else test
 
         def group(g: Group) -> Tree:
             # inputs and not closed over: a recording is replayed on other test data of the same shape
             examples = self.feeder.examples(test, g) or {"x": test.x, "y": test.y}
             work = served(self.worker, test, g.ragged, adapter, protocol, rows)
             inputs = (self._live(models, g.who), own(g, test), examples)
-            metrics: Tree = self.recorder.run(("serve", g.ragged, adapter, protocol, rows), work, inputs)
+            metrics: Tree = self.recorder.run(("serve", g.ragged, adapter, protocol, rows), work, inputs, g.room)
             return metrics
 
-        found: Tree = tree.to(self.buckets.collect(test, torch.arange(test.clients), group), "cpu")
+        found: Tree = tree.to(self.buckets.collect(test, torch.arange(test.clients), group, shares), "cpu")
         return found
 
     def _serve_together(self, models: Any, test: Holdings, adapter: Exchanging, protocol: Protocol) -> Tree:
