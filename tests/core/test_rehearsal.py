@@ -550,14 +550,13 @@ def test_in_a_recording_a_trial_that_may_be_there_runs_on_a_stream_of_its_own(mo
     x, on = SimpleNamespace(is_cuda=True, dtype=torch.float32, device="a GPU"), ["recorded"]
 
     @contextmanager
-    def stream(own: str) -> Iterator[None]:
-        on.append(own)
+    def unrecorded(device: str) -> Iterator[None]:
+        on.append(f"a stream of {device}")
         yield
         on.pop()
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of {device}")
-    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(trials, "unrecorded", unrecorded)
     monkeypatch.setattr(trials, "_tried", {})
     ran: list[str] = []
 
@@ -578,8 +577,7 @@ def test_a_trial_that_fails_beside_a_recording_ends_it_and_says_nothing_of_the_k
     x = SimpleNamespace(is_cuda=True, dtype=torch.float32, device="a GPU")
     recorded = [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recorded[-1])
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "stream", lambda own: nullcontext())
+    monkeypatch.setattr(trials, "unrecorded", lambda device: nullcontext())
     monkeypatch.setattr(trials, "_tried", {})
 
     def trial() -> float:

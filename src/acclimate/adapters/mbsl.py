@@ -4,9 +4,8 @@ The adapter sees the client's whole unlabelled set first. `mbsl_equations` has t
 the authors' code, of which rho and the rates are. In every epoch:
 - the teacher's prediction is its mean over E augmented views (Eq. 6); its margin between the best and the second class
   (Eq. 7) is strong where it reaches the client's mean margin (Eq. 8), else weak;
-- the student learns, batch by batch: cross-entropy to the pseudo-labels of strong samples (Eq. 9), squared distance to
-  the teacher's prediction on weak ones (Eq. 10), and a contrastive loss between two views (Eq. 11), weighted by Eq.
-  12-14;
+- the student learns: cross-entropy to the pseudo-labels of strong samples (Eq. 9), squared distance to the teacher's
+  prediction on weak ones (Eq. 10), and a contrastive loss between two views (Eq. 11), weighted by Eq. 12-14;
 - after every step the teacher moves to the student by an exponential average (Eq. 5; Algorithm 1 has it once per
   epoch, where rho 0.999 would leave it where it was). The teacher answers.
 """

@@ -27,6 +27,7 @@ from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, po
 from .cuts import FP32, Cut, Kind, cuts, dot_of, dots_of, gone, power
 from .fastest import NEAR
 from .implicit_kernels import Layer, Tile
+from .streams import unrecorded
 from .timing import made, milliseconds
 
 log = logging.getLogger("acclimate")
@@ -238,7 +239,7 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
     recording, layer = torch.cuda.is_current_stream_capturing(), layer_of(kind, a, b, g)
     if not recording:
         torch.cuda.synchronize(a.device)
-    with torch.cuda.device(a.device), torch.cuda.stream(torch.cuda.Stream(a.device)), torch.no_grad(), resting():
+    with unrecorded(a.device), torch.no_grad(), resting():
         p, q = (made(t, _measurable(a, g, layer), seed) for seed, t in enumerate((a, b)))
         want, besides = other(p, q, g), _besides(kind, q, more)
         want = want.relu() if kind == "convolve" and besides else want

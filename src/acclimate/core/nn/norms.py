@@ -19,6 +19,7 @@ from torch import Tensor
 from . import kernels, norm_kernels, norm_plain, rehearsal, sample_kernels, switches
 from .mapping import is_batched
 from .norm_plain import Norm
+from .streams import unrecorded
 
 log = logging.getLogger("acclimate")
 
@@ -233,7 +234,7 @@ def _trial(x: Tensor, norm: Norm) -> str | None:
     recording = torch.cuda.is_current_stream_capturing()
     if not recording:
         torch.cuda.synchronize(x.device)
-    with torch.cuda.device(x.device), torch.cuda.stream(torch.cuda.Stream(x.device)), torch.no_grad():
+    with unrecorded(x.device), torch.no_grad():
         g = torch.Generator(x.device).manual_seed(0)
         size = (2, *x.shape[1:])
         a, dy = (_placed(torch.randn(size, generator=g, device=x.device).to(x.dtype), x) for _ in range(2))

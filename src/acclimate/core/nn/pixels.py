@@ -9,6 +9,7 @@ holds zeros: `widened` gives such images with it, without a copy.
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from . import kernels
 from .kernels import AVAILABLE, jit
 from .mapping import is_batched, lowest
 from .rehearsal import blank, late
+from .streams import recording, unrecorded
 
 if AVAILABLE:
     import triton.language as tl
@@ -48,7 +50,7 @@ def constant(values: tuple[float, ...], ndim: int, device: torch.device) -> Tens
     """Numbers of channels on a device, in the shape that images with so many axes are combined with."""
     # Memoised: making a tensor from Python numbers is a host-to-device copy, which a graph capture refuses. Outside all
     # transforms: a tensor made inside two nested `grad`s stays wrapped when they are over, and its next use fails.
-    with outside_transforms():
+    with outside_transforms(), unrecorded(device) if recording(device) else nullcontext():
         return torch.tensor(values, device=device).view(-1, *[1] * (ndim - 2))
 
 

@@ -31,6 +31,7 @@ from .attention_block_kernels import Blocks
 from .attention_head import HELD
 from .product_kernels import CUTS, Tiling
 from .resident import RESIDENT
+from .streams import unrecorded
 
 log = logging.getLogger("acclimate")
 
@@ -179,7 +180,7 @@ def works(kind: tuple[Any, ...], x: Tensor, trial: Callable[[], float], recorded
     if recording and not recorded:
         raise RuntimeError("a kernel is not tried while a graph is recorded; run the function once before")
     try:
-        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream(x.device)) if recording else nullcontext():
+        with torch.no_grad(), unrecorded(x.device) if recording else nullcontext():
             apart = trial()
         reason = None if apart <= APART[x.dtype] else f"a result is {apart:.1e} from that of plain code"
     except Exception as error:  # whatever a compiler says
