@@ -14,6 +14,7 @@ FILES = [
     "fedicon/rate10",
     "fedicon/released-table1",
     "fedicon/released-table2",
+    "fedicon/released-table5",
     "fedicon/released-table7",
     "fedicon/released-table8",
     "fedicon/released-table9",

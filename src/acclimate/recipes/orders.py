@@ -65,6 +65,10 @@ ORDERS = (
     Order("fedtta/table1", ("CIFAR-10 test",), ("FedTTA", "FedAvg"), "new clients of CIFAR-10"),
     *(Order(f"fedicon/{table}", columns, ("FedICON", OTHERS), what) for table, (columns, what) in _ICON.items()),
     Order("fedicon/released-table1", DIGITS, ("FedICON", OTHERS), "Digit-5, corrupted, as released code"),
+    *(
+        Order(f"fedicon/released-{table}", _ICON[table][0], ("FedICON", OTHERS), f"{_ICON[table][1]}, as released code")
+        for table in ("table5", "table2")
+    ),
     Order("fedspl/table1", PACS, ("FedSPL", OTHERS), "PACS"),
     *(
         Order(f"fedspl/{recipe}", tuple(c.removeprefix("PACS ") for c in PACS), ("FedSPL", row), what)
