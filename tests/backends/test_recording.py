@@ -144,7 +144,7 @@ def test_clients_of_other_sizes_share_recordings(monkeypatch):
     assert len(trained_in) < len(rooms) * 4  # one for each number of clients, however large they are
 
 
-@pytest.mark.parametrize("name", ["mbsl", "icon"])
+@pytest.mark.parametrize("name", ["icon", pytest.param("mbsl", marks=pytest.mark.slow)])
 def test_sets_of_other_sizes_share_recordings(name, monkeypatch):
     """What a set does not fill of its room is left out, and leaves no trace in its numbers."""
     worker, personal = partner(name)
