@@ -337,3 +337,37 @@ def test_what_the_page_says_makes_adapting_help_is_in_its_file():
         assert f"| {images} | {' | '.join(told)} | {printed} |" in page
     few, many = (found[r]["share"]["mean, wrapped"]["mean"] for r in ("as it is", "74 per class"))
     assert f"FedAvg has {few:.1f} there, wrapped, and {many:.1f} with 74" in page
+
+
+def test_what_the_page_says_of_fifty_images_is_in_its_file():
+    found = json.loads((ROOT / "results/causes/fedicon-fifty.json").read_text())
+    assert (found["study"]["seeds"], found["study"]["rounds"]) == (1, 100)
+    page = (ROOT / "docs/papers/fedicon.md").read_text().split("### Office-10 with fifty training images")[1]
+    moved = {"Amazon": [], "Caltech": [], "DSLR": [], "Webcam": []}
+    for table in ("table5", "table2"):
+        own = {
+            (c["row"], c["column"]): c
+            for c in json.loads((ROOT / f"results/fedicon/{table}-paper.json").read_text())["cells"]
+        }
+        for row, cells in found["accuracy"][f"fedicon/{table}"]["fifty per class"].items():
+            told = []
+            for domain, pairs in moved.items():
+                if domain not in cells:
+                    told.append("-")
+                    continue
+                published = cells[domain]["published"]
+                before, after = own[row, domain]["ours"][0] - published, cells[domain]["mean"] - published
+                told.append(f"{before:+.1f} → {after:+.1f}")
+                pairs.append((table, row, before, after))
+            assert f"| Table {table[-1]}, {row} | {' | '.join(told)} |" in page
+    nearer = {d: [abs(b) - abs(a) for *_, b, a in pairs] for d, pairs in moved.items()}
+    assert (
+        len(nearer["Amazon"]) == 7 and f"by {min(nearer['Amazon']):.1f} to {max(nearer['Amazon']):.1f} points" in page
+    )
+    assert [sum(x > 0 for x in nearer["Caltech"]), len(nearer["Caltech"])] == [3, 7]
+    below = sorted(-a for table, _, _, a in moved["Caltech"] if table == "table5" and a < 0)
+    above = sorted(a for table, *_, a in moved["Caltech"] if table == "table2")
+    assert len(below) == 3 and f"{below[0]:.1f} to {below[-1]:.1f} points below the paper for three rows" in page
+    assert f"still {above[0]:.1f} to {above[-1]:.1f} above it" in page
+    small = [abs(b) - abs(a) for d in ("DSLR", "Webcam") for _, row, b, a in moved[d] if row != "Local"]
+    assert [sum(x > 0 for x in small), sum(x == 0 for x in small)] == [5, 1]
