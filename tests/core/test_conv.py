@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -84,6 +85,30 @@ def test_nested_maps_join_the_client_axis() -> None:
     torch.testing.assert_close(both[1, 2], one)
     one = grad(lambda w: plain(conv, x[1, 2], w, b[1, 0]).sin().sum())(w[1, 0])
     torch.testing.assert_close(outer[1, 2], one)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("channels", [2, 4, 7])
+def test_a_convolution_that_passes_over_pixels_has_right_gradients_with_few_channels(channels: int) -> None:
+    """In single precision, alone, and with channels side by side, oneDNN's own end the process on some x86."""
+    conv = nn.Sequential(PureConv2d(channels, 8, 1, stride=2), PureConv2d(8, 3, 3))
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(32, channels, 32, 32, generator=g).contiguous(memory_format=torch.channels_last)
+    exact = [p.detach().double().requires_grad_() for p in conv.parameters()]
+    for _ in range(4):  # what was written where it may not be can show later
+        ours = torch.autograd.grad(conv(x).sin().sum(), list(conv.parameters()))
+    y = nn.functional.conv2d(x[..., ::2, ::2].double(), exact[0], exact[1])
+    y = nn.functional.conv2d(y, exact[2], exact[3])
+    for mine, theirs in zip(ours, torch.autograd.grad(y.sin().sum(), exact), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-3)
 
 
 def test_without_a_map_torch_convolves() -> None:

@@ -47,6 +47,8 @@ class PureConv2d(nn.Conv2d):
         geometry = Geometry((input.shape[-2], input.shape[-1]), kernel, self.stride[0], pad)
         alone = not (is_batched(input) or is_batched(weight))
         if not _supported(input) or (alone and not _trained(input, weight, geometry)):
+            if _skips(input, geometry):
+                return F.conv2d(_channels_last(input[..., :: geometry.step, :: geometry.step]), weight, bias)
             return super()._conv_forward(_channels_last(input), weight, bias)
         if alone and not torch._C._are_functorch_transforms_active():
             y: Tensor = products.Alone.apply(input, weight, bias, geometry)
@@ -88,6 +90,19 @@ def _trained(x: Tensor, w: Tensor, g: Geometry) -> bool:
 def _channels_last(x: Tensor) -> Tensor:
     """Images on a CPU with a pixel's channels side by side, an order in which torch's own convolution is quicker."""
     return x if x.is_cuda or x.dim() != 4 else x.contiguous(memory_format=torch.channels_last)
+
+
+BLOCK = 16
+"""Channels from which on oneDNN may pass over pixels itself."""
+
+
+def _skips(x: Tensor, g: Geometry) -> bool:
+    """Whether pixels that a 1 x 1 convolution passes over are left out of its input beforehand, on a CPU.
+
+    With few channels, side by side, oneDNN's gradient of such weights is wrong on x86, or writes where it may not and
+    ends the process (uxlfoundation/oneDNN, issue 6035: channels that do not fill a block of 8, or 16 with AVX-512).
+    """
+    return not x.is_cuda and g.kernel == (1, 1) and g.step > 1 and g.pad == (0, 0) and x.shape[-3] < BLOCK
 
 
 FEW, SIDE = 2**18, 16
