@@ -21,12 +21,13 @@ trained matters: of a network that Adam trained without weight decay, 470 of 512
 for none of 317 images of Office-10, so that nothing is left of them where features are cut to 0 and 1.
 
     python benchmarks/stand_ins.py [drawings machines animals] [--epochs 4 2] [--images 4000] [--seed 0]
-        [--quickdraw FOLDER] [--width 64] [--side 64] [--device cpu] [--out stand-ins]
+        [--quickdraw FOLDER] [--width 64] [--side 64 ...] [--device cpu] [--out stand-ins]
 
 A `--width` of 32 makes every layer half as wide; with another `--side` than 64 batch norm's statistics are taken again,
 of images of that side, at which the network is then to be used. Writes `NAME.safetensors` for each, which
 `weights=FOLDER` of the recipes reads, and a card `NAME.json` with what it was trained on, its accuracy on the tenth
-that it has not seen (percent, also by nearest class means), its digest and the command.
+that it has not seen (percent, also by nearest class means), its digest and the command. With several sides
+(`--side 64 32`) one training is written for each, into a folder of the side's name.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -173,14 +175,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, nargs=2, default=(4, 2), help="at 32 and at 64 pixels")
     parser.add_argument("--quickdraw", type=Path, help="a folder of QuickDraw's drawings, which `drawings` then sees")
     parser.add_argument("--width", type=int, default=64, help="of the first layer")
-    parser.add_argument("--side", type=int, default=SIDES[-1], help="pixels at which batch norm is settled, and tested")
+    parser.add_argument(
+        "--side", type=int, nargs="+", default=[SIDES[-1]], help="pixels at which batch norm is settled, and tested"
+    )
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("stand-ins"))
     given = parser.parse_args()
     device = device_of(given.device)
-    given.out.mkdir(parents=True, exist_ok=True)
     for name in given.names:
         torch.manual_seed(given.seed)
         quick = given.quickdraw if name == "drawings" else None
@@ -188,25 +191,36 @@ def main() -> None:
         order = torch.randperm(len(x))
         held, rest = order[: len(x) // 10], order[len(x) // 10 :]
         net = trained(x[rest], y[rest], tuple(given.epochs), device, given.width, mirrored=not quick)
-        if given.side != SIDES[-1]:
-            settled(net, x[rest], given.side, device, mirrored=not quick)
-        path = given.out / f"{name}.safetensors"
-        store.write(path, save({k: v.contiguous().cpu() for k, v in net[0].state_dict().items()}))
-        card = {
-            "trained on": f"{int(y.max()) + 1} kinds of QuickDraw" if quick else told(name),
-            "images": len(rest),
-            "width": given.width,
-            "side": given.side,
-            "epochs": dict(zip(map(str, SIDES), given.epochs, strict=True)),
-            "seed": given.seed,
-            "accuracy": round(accuracy(net, x[held], y[held], device, given.side), 2),
-            "nearest means": round(by_means(net[0].cpu(), x, y, rest, held, given.side), 2),
-            "held out": len(held),
-            "digest": checkpoints.digest(path),
-            "environment": environment(device),
-        }
-        store.write(given.out / f"{name}.json", json.dumps(card, indent=1) + "\n")
-        print(name, card["accuracy"], card["digest"], flush=True)
+        last = SIDES[-1]
+        for side in given.side:
+            out = given.out / str(side) if len(given.side) > 1 else given.out
+            if side != last:
+                settled(net, x[rest], side, device, mirrored=not quick)
+            last = side
+            card = {
+                "trained on": f"{int(y.max()) + 1} kinds of QuickDraw" if quick else told(name),
+                "images": len(rest),
+                "width": given.width,
+                "side": side,
+                "epochs": dict(zip(map(str, SIDES), given.epochs, strict=True)),
+                "seed": given.seed,
+            }
+            saved(out, name, net.to(device), card, (x, y, rest, held))
+
+
+def saved(
+    out: Path, name: str, net: nn.Module, card: dict[str, Any], seen: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> None:
+    """Write a network and its card: how it was trained, and what it knows of the images that it was not trained on."""
+    (x, y, rest, held), path, device = seen, out / f"{name}.safetensors", next(net.parameters()).device
+    encoder = net.get_submodule("0")
+    out.mkdir(parents=True, exist_ok=True)
+    store.write(path, save({k: v.contiguous().cpu() for k, v in encoder.state_dict().items()}))
+    card["accuracy"] = round(accuracy(net, x[held], y[held], device, card["side"]), 2)
+    card["nearest means"] = round(by_means(encoder.cpu(), x, y, rest, held, card["side"]), 2)
+    card |= {"held out": len(held), "digest": checkpoints.digest(path), "environment": environment(device)}
+    store.write(out / f"{name}.json", json.dumps(card, indent=1) + "\n")
+    print(name, card["side"], card["accuracy"], card["digest"], flush=True)
 
 
 if __name__ == "__main__":

@@ -234,3 +234,23 @@ def test_drawings_are_quickdraws_where_a_folder_of_them_is_given(tmp_path, monke
     assert encoder.conv1.weight.shape == (2, 3, 5, 5) and encoder(torch.zeros(1, 3, 64, 64)).shape == (1, 16)
     with pytest.raises(SystemExit, match="no .*ndjson.gz is there"):
         script.drawn(tmp_path / "stand-ins")
+
+
+def test_one_training_is_written_for_several_sides(tmp_path, monkeypatch):
+    """In a folder of each side's name: the same weights, and batch norm's statistics of images of that side."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    script = importlib.import_module("stand_ins")
+    with gzip.open(tmp_path / "ant.ndjson.gz", "wt") as out:
+        out.write("".join(json.dumps([0.3 + 0.4 * (i % 2)] * 392 + [0.1] * 392) + "\n" for i in range(20)))
+    monkeypatch.setattr(script, "BATCH", 4)
+    words = ["drawings", "--quickdraw", str(tmp_path), "--width", "2", "--epochs", "1", "0.5", "--side", "64", "32"]
+    monkeypatch.setattr(sys, "argv", ["stand_ins.py", *words, "--device", "cpu"])
+    monkeypatch.chdir(tmp_path)
+    script.main()
+    cards, nets = {}, {}
+    for side in (64, 32):
+        cards[side] = json.loads((tmp_path / "stand-ins" / str(side) / "drawings.json").read_text())
+        nets[side] = checkpoints.read(tmp_path / "stand-ins" / str(side) / "drawings.safetensors")
+    assert [card["side"] for card in cards.values()] == [64, 32] and cards[64]["digest"] != cards[32]["digest"]
+    same = {name: torch.equal(value, nets[32][name]) for name, value in nets[64].items()}
+    assert same["conv1.weight"] and same["layer4.1.bn2.weight"] and not same["bn1.running_mean"]
