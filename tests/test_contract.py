@@ -1,7 +1,6 @@
 """What every method of the catalogue owes, on every backend: tested once, for all of them."""
 
 import pickle
-import platform
 from dataclasses import replace
 from functools import cache
 
@@ -17,8 +16,9 @@ METHODS = {name: small(m, FEW) for name, m in catalogue.METHODS.items()}
 METHODS["pfedme"] = replace(METHODS["pfedme"], steps=2)  # each of its steps is a whole one of another method
 MLP = "mlp-dropout"
 """The cheapest model that has batch norm, and draws at random."""
-AGREE = 5e-5 if platform.machine() == "aarch64" else 1e-5
-"""Rounds amplify the last bits, which are others on every kind of processor: up to 2e-5 on an ARM core."""
+AGREE = 5e-5
+"""Rounds amplify the last bits, which are others on every kind of processor: up to 2e-5 on an ARM core and on x86 with
+AVX2, where HeteroFedTTA that starts one rounding away ends 7e-6 away after two rounds."""
 every_method = pytest.mark.parametrize("name", METHODS)
 
 

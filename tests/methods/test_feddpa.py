@@ -81,16 +81,15 @@ def test_with_one_lora_it_is_fedavg():
     assert tree.numel(ours.mine) == 0
 
 
-@pytest.mark.parametrize("base", [MLP(hidden=(6, 7)), TINY])
+@pytest.mark.parametrize("base", [MLP(hidden=(6, 7)), TINY], ids=["mlp", "vit"])
 def test_the_shared_half_is_fedavg_whatever_the_local_pairs_are(base):
     t, one, own = task(base=base), task(0, base), client_data(shards(), 0)
     down, mine = METHOD.init_server(t, 3, rng.key(0)), METHOD.init_mine(t, rng.key(0))
     wild = {**mine, "local": tree.map(lambda p: torch.full_like(p, 3.0), mine["local"])}
     up, _ = METHOD.client(t, down, wild, own, rng.key(1))
     plain, _ = FedAvg(work=WORK).client(one, {"vars": down["vars"]}, {}, own, rng.key(1))
-    # a ViT's last block has one row per sample, where torch rounds products of six ranks otherwise than of three
+    # to the bit on some processors alone: torch may round products of six ranks otherwise than of three
     torch.testing.assert_close(up["delta"], plain["delta"], rtol=1e-5, atol=1e-7)
-    assert base is TINY or equal(up["delta"], plain["delta"])
     assert not any(".local." in n for n in up["delta"]["params"])
 
 
