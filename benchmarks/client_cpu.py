@@ -4,11 +4,15 @@ CPU time of one thread, in turn, in one process; other work of the machine chang
 the use of several cores are left out. Both ways have the allocator that our worker processes have; Flower's have
 torch's own settings, with which the plain loop takes longer on ARM. Ours trains on 7 % more, as `peers.py` says.
 
+The ceiling is the quickest of many large matrix products on that thread, a few in every turn. `at_the_ceiling` says how
+many times less than the plain loop a way would compute that did our operations at this rate, and nothing else.
+
     python benchmarks/client_cpu.py [--repeats 3] [--out results/benchmarks/client-cpu.json]
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -18,19 +22,43 @@ os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # read when torch is impo
 
 import peers
 import torch
+import torch.nn.functional as F
 from harness import environment, parser_of, write
+from limits import work_of
 
 from acclimate.backends import Serial
 from acclimate.core import Shards, fit
 
+SIDE = 1024
+"""Rows and columns of the matrices whose product is the ceiling."""
+
+
+def product() -> float:
+    """CPU seconds of a large matrix product: the quickest of a few."""
+    a, b, taken = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE), []
+    for _ in range(5):
+        began = time.process_time()
+        torch.mm(a, b)
+        taken.append(time.process_time() - began)
+    return min(taken)
+
+
+def operations() -> dict[str, float]:
+    """GFLOP of a round of one client, by way: ours fills an epoch's last batch."""
+    module = peers.CNN().build((3, peers.SIDE, peers.SIDE), peers.CLASSES)
+    x, y = (t[: peers.BATCH] for t in peers.examples(0))
+    step = work_of(lambda: F.cross_entropy(module(x)[1], y).backward())["flops"]
+    images = {"plain": peers.LOAD.examples, "ours": peers.BATCH * math.ceil(peers.LOAD.examples / peers.BATCH)}
+    return {way: peers.EPOCHS * n * step / peers.BATCH / 1e9 for way, n in images.items()}
+
 
 def measured(repeats: int) -> dict[str, list[float]]:
-    """CPU seconds of both ways; a first turn of each does not count."""
+    """CPU seconds of both ways, and of a large matrix product; a first turn of each does not count."""
     data, worker, cpu = peers.LOAD.federation(), peers.LOAD.worker(), torch.device("cpu")
     engine = Serial().open(worker, Shards.of(data.x, data.y, [data.own(0)]), cpu)
     server = fit.start(worker, engine, 1).server
     peers.examples(0)
-    times: dict[str, list[float]] = {"plain": [], "ours": []}
+    times: dict[str, list[float]] = {"plain": [], "ours": [], "product": []}
     for turn in range(repeats + 1):
         module = peers.CNN().build((3, peers.SIDE, peers.SIDE), peers.CLASSES)
         began = time.process_time()
@@ -39,7 +67,8 @@ def measured(repeats: int) -> dict[str, list[float]]:
         began = time.process_time()
         fit.one_round(worker, engine, server, torch.arange(1), turn)
         times["ours"].append(time.process_time() - began)
-        print(", ".join(f"{name} {t[-1]:.2f} s" for name, t in times.items()), flush=True)
+        times["product"].append(product())
+        print(", ".join(f"{name} {t[-1]:.3f} s" for name, t in times.items()), flush=True)
     return {name: t[1:] for name, t in times.items()}
 
 
@@ -52,12 +81,16 @@ def main() -> None:
     torch.set_num_threads(1)
     about = {"benchmark": "client, cpu", **environment(torch.device("cpu")), "load": os.getloadavg()}
     found = measured(args.repeats)
-    medians = {name: statistics.median(t) for name, t in found.items()}
-    ratio = medians["plain"] / medians["ours"]
-    print(f"ours computes {ratio:.2f} x less")
+    top = 2 * SIDE**3 / 1e9 / min(found.pop("product"))
+    medians, gflop = {name: statistics.median(t) for name, t in found.items()}, operations()
+    ratio, best = medians["plain"] / medians["ours"], medians["plain"] * top / gflop["ours"]
+    share = {name: gflop[name] / t / top for name, t in medians.items()}
+    print(f"ours computes {ratio:.2f} x less, and would {best:.2f} x at the ceiling of {top:.1f} GFLOP/s")
+    print("of the ceiling: " + ", ".join(f"{name} {100 * s:.0f} %" for name, s in share.items()))
     if args.out:
+        limits = {"gflop": gflop, "gflop_per_second": top, "share_of_ceiling": share, "at_the_ceiling": best}
         more = {"cpu_seconds": found, "median": medians, "times_less_computing": ratio}
-        write(args.out, about | more)
+        write(args.out, about | more | limits)
 
 
 if __name__ == "__main__":
