@@ -16,7 +16,17 @@ from acclimate.cli.main import app
 from acclimate.data import Digits
 from acclimate.experiment import ConfigError
 from acclimate.models import MLP
-from acclimate.recipes import RECIPES, causes, coverage, coverage_page, coverage_picture, orders, published, why
+from acclimate.recipes import (
+    RECIPES,
+    causes,
+    coverage,
+    coverage_page,
+    coverage_picture,
+    inventory,
+    orders,
+    published,
+    why,
+)
 from acclimate.recipes.record import Cell, Recipe, Training, key, method
 from acclimate.store import RunError
 
@@ -41,7 +51,7 @@ def result(folder, name, recipe, numbers, **more):
 
 def stands(folder, recipes, have=(), table="fedspl/table4"):
     """The standings of a table, by method and domain."""
-    found = coverage.standings(recipes, coverage.collected(folder), coverage.inventory("; ".join(have), recipes))
+    found = coverage.standings(recipes, coverage.collected(folder), inventory.named("; ".join(have), recipes))
     return {(s.fields["method"], s.fields["domain"]): s for s in found if s.table == table}
 
 
@@ -76,7 +86,7 @@ def test_an_accuracy_is_near_far_open_or_without_data(tmp_path):
     count = coverage.counted("fedspl/table4", list(found.values()), "PACS")
     assert (count.published, count.measured, count.states["near"]) == (20, 2, 1)
     assert count.here == 20 - sum(s.state == "no data" for s in found.values())
-    assert coverage.line(count)[3:] == (f"2 ({200 / count.here:.0f} %)", "1 (50 %)", "1 (50 %)", "PACS")
+    assert coverage.line(count)[3:] == (f"2 ({200 / count.here:.0f} %)", "1 (50 %)", "1 (50 %)", "", "PACS")
 
 
 ICON = [RECIPES["fedicon/table1"], RECIPES["fedicon/released-table1"]]
@@ -172,13 +182,29 @@ def test_the_page_says_how_many_numbers_were_measured_in_both_ways(tmp_path):
     both_ways(tmp_path, off)
     said = "Measured in both ways, by the paper's text and as released: 1 of fedicon/table1."
     section = coverage_page.covered(RECIPES, tmp_path, "Digit5").section(None)
-    assert said in section and "| fedicon/table1 | 55 | 55 | 2 (4 %) | 1 (50 %) | 2 (100 %) | Digit5 |" in section
+    assert said in section and "| fedicon/table1 | 55 | 55 | 2 (4 %) | 1 (50 %) | 2 (100 %) |  | Digit5 |" in section
 
 
 @pytest.mark.parametrize("how", [{"scale": "smoke"}, {"rounds": 20}, {"fraction": 0.1}])
 def test_only_paper_scale_with_the_recipes_own_rounds_and_data_counts(tmp_path, how):
     result(tmp_path, "a.json", "fedspl/table4", {("FedSPL", "Photo"): 98.0}, **how)
     assert stands(tmp_path, SPL)["FedSPL", "Photo"].ours is None
+
+
+def test_a_number_of_an_earlier_setting_is_shown_and_not_counted(tmp_path):
+    at, other = ("MBSL", "Photo"), ("MBSL", "Sketch")
+    near = {place: s.theirs.mean for place, s in stands(tmp_path, SPL).items() if place in (at, other)}
+    result(tmp_path, "old.json", "fedspl/table4", near, converted={"note": ""})
+    result(tmp_path, "new.json", "fedspl/table4", {at: near[at] + 9.0})
+    found = stands(tmp_path, SPL)
+    assert (found[at].state, found[other].state) == ("far", "earlier")
+    assert found[at].earlier is None and found[other].ours is None and found[other].earlier.file == "old.json"
+    count = coverage.counted("fedspl/table4", list(found.values()))
+    assert (count.measured, count.states["near"], count.states["earlier"]) == (1, 0, 1)
+    assert coverage.line(count)[-2] == "1" and count.here >= 2
+    told = [n["earlier"] for n in coverage.as_json(list(found.values()), SPL, [])["numbers"] if n["earlier"]]
+    assert told == [{"ours": near[other], "file": "old.json"}]
+    assert causes.groups(found.values(), ["fedspl/table4"])[0].numbers == [found[at]]
 
 
 def test_of_several_files_the_recipe_of_the_table_then_the_newest_counts(tmp_path):
@@ -190,10 +216,10 @@ def test_of_several_files_the_recipe_of_the_table_then_the_newest_counts(tmp_pat
 
     result(tmp_path, "1/pacs.json", "fedspl/pacs", {at: 1.0}, written="2030-01-01T00:00:00+00:00", runs=9)
     assert ours() == "1/pacs.json"  # another recipe's number is better than none
-    result(tmp_path, "9-converted.json", "fedspl/table4", {at: 2.0}, converted={"note": ""})
-    assert ours() == "9-converted.json"
-    result(tmp_path, "8-converted.json", "fedspl/table4", {at: 3.0}, converted={"note": ""}, runs=2)
-    assert ours() == "8-converted.json"  # more seeds
+    result(tmp_path, "9.json", "fedspl/table4", {at: 2.0})
+    assert ours() == "9.json"
+    result(tmp_path, "8.json", "fedspl/table4", {at: 3.0}, runs=2)
+    assert ours() == "8.json"  # more seeds
     result(tmp_path, "7-written.json", "fedspl/table4", {at: 4.0}, written="2026-11-16T10:00:00+00:00", runs=3)
     assert ours() == "7-written.json"
     result(tmp_path, "6-written.json", "fedspl/table4", {at: 5.0}, written="2026-11-16T11:00:00+00:00")
@@ -202,16 +228,16 @@ def test_of_several_files_the_recipe_of_the_table_then_the_newest_counts(tmp_pat
 
 def test_data_is_named_as_a_whole_or_by_domain():
     some = [RECIPES["fedicon/table1"], RECIPES["fedthe/table1"]]
-    named = coverage.inventory("CIFAR10; Digit5 (mnist, usps)", some)
+    named = inventory.named("CIFAR10; Digit5 (mnist, usps)", some)
     assert named == {"CIFAR10", "Digit5 (mnist)", "Digit5 (usps)"}
     there = coverage.runnable(some[0], named)
     assert {column for row, column in there if row == "FedICON"} == {"MNIST", "USPS"}
-    whole = coverage.runnable(some[0], coverage.inventory("Digit5", some))
+    whole = coverage.runnable(some[0], inventory.named("Digit5", some))
     assert {column for row, column in whole if row == "FedICON"} == {"MNIST", "SVHN", "USPS", "Synth", "MNIST-M"}
     columns = {column for row, column in coverage.runnable(some[1], named) if row == "FedTHE"}
     assert "dir(0.1) mixture" in columns and "dir(0.1) natural" not in columns
     with pytest.raises(ConfigError, match=r"--data: no data set 'Digit6'; did you mean 'Digit5'"):
-        coverage.inventory("Digit6", some)
+        inventory.named("Digit6", some)
 
 
 def made_up():
@@ -401,19 +427,6 @@ def stored(name):
     """The cells of a stored table by row and column."""
     cells = json.loads((ROOT / "results" / name).read_text())["cells"]
     return {(c["row"], c["column"]): c for c in cells}
-
-
-def test_what_is_said_of_the_first_partition_is_in_its_files():
-    """On corrupted samples at Dir(1.0), seed 0: by how much rows that were run again differ, and what that explains."""
-    first, brfl = stored("fedthe/table1-converted.json"), stored("fedthe/table1-paper.json")
-    column, both = "dir(1.0) corrupted", {row for row, _ in first} & {row for row, _ in brfl}
-    gains = [brfl[r, column]["ours"][0] - first[r, column]["ours"][0] for r in both - {"FedAvg", "GMA", "MEMO (G)"}]
-    assert len(gains) == 8 and sorted(round(g, 1) for g in gains)[:: len(gains) - 1] == [1.4, 3.2]
-    mean = sum(gains) / len(gains)
-    assert f"{mean:.1f}" == "2.5" and all(n in why.FIRST_CORRUPTED for n in ("eight", "1.4 to 3.2", "of 2.5"))
-    for row in ("FedRep", "FedRoD", "TTT"):
-        own = first[row, column]
-        assert -3 - mean <= own["difference"] < -3 and own["seeds"] == [0]
 
 
 @pytest.mark.parametrize("table", ["table3", "table13"])
@@ -677,20 +690,6 @@ def test_what_the_page_says_of_the_full_width_is_in_its_file():
     assert all(set(ways["released"][row]) == {10.0} for row in ("Per-FedAvg", "FedRep"))
 
 
-def test_means_of_four_domains_are_near_those_of_the_paper():
-    """FedPCL's Table 2, one backbone: which means of ours lie within 3 points of the paper's own four domains."""
-    here = coverage_page.covered(RECIPES, ROOT / "results", "")
-    own = [s for s in here.standings if s.table == "fedpcl/table2" and s.fields["backbone"] == "single"]
-    four = {s.fields["method"]: [] for s in own}
-    for s in own:
-        if s.fields["domain"] in ("MNIST", "SVHN", "USPS", "MNIST-M"):
-            four[s.fields["method"]].append(s.theirs.mean)
-    means = {s.fields["method"]: s for s in own if s.fields["domain"] == "Avg" and s.state == "far"}
-    near = {m for m, s in means.items() if len(four[m]) == 4 and abs(s.ours.mean - sum(four[m]) / 4) <= 3.0}
-    (cause,) = [c for c in causes.CAUSES if c.why == why.FOUR]
-    assert set(dict(cause.where)["method"]) == near - {"FedAvg"}  # FedAvg's cannot be told from the paper's at 95 %
-
-
 def test_what_is_said_of_a_fifth_domain_is_in_its_file():
     found = json.loads((ROOT / "results/causes/fifth-domain.json").read_text())["accuracy"]["fedicon/table7"]
     for domain in ("MNIST", "SVHN"):
@@ -858,8 +857,8 @@ def test_every_order_names_rows_and_columns_of_its_recipe():
 
 def test_bars_are_as_long_as_their_counts():
     tables = [
-        coverage.Count("a/table1", {"near": 10, "far": 0, "open": 5, "no data": 25}),
-        coverage.Count("a/table2", {"near": 0, "far": 20, "open": 0, "no data": 0}, released=5),
+        coverage.Count("a/table1", {"near": 10, "far": 0, "earlier": 0, "open": 5, "no data": 25}),
+        coverage.Count("a/table2", {"near": 0, "far": 20, "earlier": 4, "open": 0, "no data": 0}, released=5),
     ]
     drawn = coverage_picture.draw(tables)
     wide = coverage_picture.WIDTH - coverage_picture.LEFT - coverage_picture.RIGHT
@@ -874,6 +873,7 @@ def test_bars_are_as_long_as_their_counts():
         (round(wide * 25 / 40, 1), fills["no data"]),
         (round(wide / 8, 1), fills["released"]),
         (round(wide * 15 / 40, 1), fills["far"]),
+        (round(wide * 4 / 40, 1), fills["earlier"]),
     ]
     assert "10 of 15 measured, 10 within 3" in drawn
 

@@ -35,7 +35,7 @@ ASKED = {
 UNREACHED = {"fedthe/table3": 6, "fedthe/table13": 6, "fedpcl/table2": 2, "fedtta/figure3": 22, "fedtta/figure4": 24}
 """Published numbers of a file that its recipe does not show: a row that is left out, cells that are empty, other
 figures' numbers in the text."""
-OURS = {"fedspl/pacs": 35, "fedspl/tenfold": 35, "fedpcl/released": 35, "fedpcl/bits": 35, "fedpcl/norm": 35}
+OURS = {"fedspl/pacs": 35, "fedspl/tenfold": 35, "fedpcl/released": 28, "fedpcl/bits": 28, "fedpcl/norm": 28}
 OURS |= {"fedpcl/released-table2": 96, "fedpcl/released-table3": 7, "fedpcl/released-table5": 4}
 OURS |= {"fedpcl/released-table6": 9, "fedpcl/released-table11": 56, "fedpcl/released-table12": 12}
 OURS |= {"fedpcl/released-table13": 12, "fedpcl/released-table14": 9, "fedpcl/released-table15": 10}

@@ -2,8 +2,9 @@
 
 A published accuracy counts once, whatever number of recipes compares with it. Ours counts where it was measured at
 paper scale, with the rounds and the data of its recipe. Where several files hold a number, the recipe of the table
-itself goes before other recipes, a file that a recipe wrote before a converted one, then the latest (`written`), then
-the one with more seeds. What a `released-*` recipe measured, which follows released code where it differs from the
+itself goes before other recipes, then the latest (`written`), then the one with more seeds. What was converted from
+records that are older than the recipes is of an earlier setting: a number that stands there alone counts as not
+measured, and is shown. What a `released-*` recipe measured, which follows released code where it differs from the
 paper's text, stands apart: it never takes the place of another number, and is counted beside it. A cell that the text's
 recipe has too is no other reading, and counts as that recipe's.
 """
@@ -19,13 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import store
-from ..data import FileDataset
-from ..data.domain_folders import Domains
-from ..experiment import ConfigError, catalogue
 from ..ops import layout
 from . import needs, published
 from .pages import NEAR
-from .record import Cell, Derived, Recipe, records
+from .record import Cell, Derived, Recipe
 from .results import RESULT_SCHEMA
 
 COVERAGE_SCHEMA = "acclimate.coverage/1"
@@ -33,12 +31,13 @@ Place = tuple[str, int]
 """A published number: the file of its table, and its place there."""
 RELEASED = "/released-"
 """What the names of recipes have that follow released code: `fedicon/released-table1` of `fedicon/table1`."""
-State = Literal["near", "far", "open", "no data"]
+State = Literal["near", "far", "earlier", "open", "no data"]
 STATES: dict[State, str] = {
     "near": f"within {NEAR} points",
     "far": "measured, further off",
-    "open": "not measured, data here",
-    "no data": "not measured, data not here",
+    "earlier": "earlier setting",
+    "open": "not measured",
+    "no data": "data not here",
 }
 """What a published accuracy can be, in words."""
 
@@ -63,7 +62,7 @@ class Ours:
 
     def rank(self, recipe: str) -> tuple[Any, ...]:
         """The higher, the rather it counts for the table of a recipe."""
-        return self.recipe == recipe, not self.converted, self.written, self.seeds, self.file
+        return self.recipe == recipe, self.written, self.seeds, self.file
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,8 @@ class Standing:
     """Whether the data that it needs is here."""
     released: Ours | None = None
     """Ours as released code has it."""
+    earlier: Ours | None = None
+    """Ours of an earlier setting, where there is no other."""
 
     @property
     def difference(self) -> float | None:
@@ -96,6 +97,8 @@ class Standing:
     @property
     def state(self) -> State:
         """How it stands."""
+        if self.difference is None and self.earlier is not None:
+            return "earlier"
         if self.difference is None:
             return "open" if self.here else "no data"
         return "near" if abs(self.difference) <= NEAR else "far"
@@ -146,8 +149,8 @@ def places(recipe: Recipe) -> Mapping[tuple[str, str], Place]:
 
 
 def standings(recipes: Iterable[Recipe], found: Iterable[Ours], have: Collection[str]) -> list[Standing]:
-    """Every published accuracy. `have` names the data that is here (see `inventory`)."""
-    beside, released, by_recipe = (defaultdict[Any, list[Ours]](list) for _ in range(3))
+    """Every published accuracy. `have` names the data that is here (see inventory.py)."""
+    beside, released, earlier, by_recipe = (defaultdict[Any, list[Ours]](list) for _ in range(4))
     here, known = set[Place](), set[Place]()
     for number in found:
         by_recipe[number.recipe].append(number)
@@ -161,17 +164,18 @@ def standings(recipes: Iterable[Recipe], found: Iterable[Ours], have: Collection
         for number in by_recipe.get(recipe.name, ()):
             if (where := (number.row, number.column)) in at:
                 of = released if RELEASED in number.recipe and where not in same else beside
-                of[at[where]].append(number)
+                (earlier if number.converted else of)[at[where]].append(number)
     out = []
     for table in published.tables():
         for i, row in published.accuracies(table):
             place = (table, i)
             ours = _first(beside.get(place, ()), table)
             other = _first(released.get(place, ()), table.replace("/", RELEASED))
+            old = _first(earlier.get(place, ()), table) if ours is None else None
             # what has no recipe is not measured for another reason than missing data
-            there = place in here or place not in known or ours is not None or other is not None
+            there = place in here or place not in known or any(n is not None for n in (ours, other, old))
             fields = {k: v for k, v in row.items() if k not in ("mean", "std", "doubt")}
-            out.append(Standing(table, fields, published.number(row), ours, there, other))
+            out.append(Standing(table, fields, published.number(row), ours, there, other, old))
     return out
 
 
@@ -191,40 +195,6 @@ def runnable(recipe: Recipe, have: Collection[str]) -> set[tuple[str, str]]:
     there = {(c.row, c.column) for c in cells(recipe) if isinstance(c, Cell) and needs.fitted(c, have)[0] is not None}
     derived = [c for c in cells(recipe) if isinstance(c, Derived)]
     return there | {(c.row, c.column) for c in derived if all((c.row, part) in there for part in c.of)}
-
-
-def data_here(recipes: Iterable[Recipe]) -> list[str]:
-    """The data sets of recipes that this machine has, as `--data` takes them: `CIFAR10`, `Digit5 (mnist, usps)`."""
-    out: dict[str, dict[str, None]] = {}
-    for record in _sets(recipes):
-        for name in needs.parts(record):
-            if not needs.missing(needs.part(record, name)):
-                out.setdefault(type(record).__name__, {})[name] = None
-    whole = {type(r).__name__: r.every for r in _sets(recipes) if isinstance(r, Domains)}
-    names = []
-    for name, found in sorted(out.items()):
-        some = name in whole and len(found) < len(whole[name])
-        names.append(f"{name} ({', '.join(sorted(found))})" if some else name)
-    return names
-
-
-def _sets(recipes: Iterable[Recipe]) -> dict[FileDataset, None]:
-    own = [c for r in recipes for c in cells(r) if isinstance(c, Cell)]
-    values = dict.fromkeys(v for c in own for v in (c.training.data, c.stream))
-    return dict.fromkeys(r for v in values for r in records(v) if isinstance(r, FileDataset))
-
-
-def inventory(text: str, recipes: Iterable[Recipe]) -> frozenset[str]:
-    """What `--data` names: `CIFAR10; Digit5 (mnist, usps)`, as `needs.missing` takes it."""
-    known = {type(r).__name__ for r in _sets(recipes)}
-    out: set[str] = set()
-    for word in (w.strip() for w in text.split(";") if w.strip()):
-        name, _, some = word.partition("(")
-        if name.strip() not in known:
-            raise ConfigError(f"--data: no data set '{name.strip()}'; {catalogue.nearest(name.strip(), sorted(known))}")
-        some = some.rstrip(") ")
-        out |= {f"{name.strip()} ({d.strip()})" for d in some.split(",")} if some else {name.strip()}
-    return frozenset(out)
 
 
 @dataclass(frozen=True)
@@ -297,7 +267,7 @@ def _number(table: str) -> tuple[int, str]:
     return int(digits or 99), table
 
 
-HEAD = ("table", "published", "data here", "measured", f"within {NEAR} points", "or as released", "data")
+HEAD = ("table", "published", "data here", "measured", f"within {NEAR} points", "or as released", "earlier", "data")
 
 
 def line(count: Count) -> tuple[str, ...]:
@@ -305,7 +275,8 @@ def line(count: Count) -> tuple[str, ...]:
     measured = count.measured
     pairs = (measured, count.here), (count.states["near"], measured), (count.either, measured)
     shares = [f"{n} ({100 * n / of:.0f} %)" if of else str(n) for n, of in pairs]
-    return count.name, str(count.published), str(count.here), *shares, count.data
+    earlier = str(count.states["earlier"] or "")
+    return count.name, str(count.published), str(count.here), *shares, earlier, count.data
 
 
 def plain(found: Sequence[Count]) -> str:
@@ -336,7 +307,7 @@ def _count_json(count: Count) -> dict[str, Any]:
 
 
 def _number_json(standing: Standing) -> dict[str, Any]:
-    ours, other = standing.ours, standing.released
+    ours, other, old = standing.ours, standing.released, standing.earlier
     return {
         "table": standing.table,
         **standing.fields,
@@ -346,5 +317,6 @@ def _number_json(standing: Standing) -> dict[str, Any]:
         "difference": standing.difference,
         "state": standing.state,
         "file": None if ours is None else ours.file,
+        "earlier": old and {"ours": old.mean, "file": old.file},
         "as released": other and {"ours": other.mean, "near": standing.near_as_released, "file": other.file},
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import store
 from ..ops import layout
-from . import causes, coverage, orders
+from . import causes, coverage, inventory, orders
 from .coverage_picture import TITLE, draw
 from .pages import NEAR
 from .record import Recipe
@@ -22,7 +22,8 @@ ORDERS, FAR = "### Orders of the papers", f"### Numbers that are more than {NEAR
 LEGEND = (
     "published: accuracies that the paper prints. data here: those whose data is here. measured: those with ours "
     f"beside them, at paper scale, as a share of data here. within {NEAR} points: of those measured, by the paper's "
-    "text. or as released: of those measured, so or by a released-* recipe, which follows released code instead."
+    "text. or as released: of those measured, so or by a released-* recipe, which follows released code instead. "
+    "earlier: not measured, but in an earlier setting of the recipe."
 )
 
 
@@ -65,8 +66,8 @@ class Covered:
 def covered(recipes: Mapping[str, Recipe], results: Path, data: str | None = None) -> Covered:
     """The coverage of a folder of results. `data` names the data that is here; None: what this machine has."""
     every, found = list(recipes.values()), coverage.collected(results)
-    here = coverage.data_here(every) if data is None else [w.strip() for w in data.split(";") if w.strip()]
-    standings = coverage.standings(every, found, coverage.inventory("; ".join(here), every))
+    here = inventory.here(every) if data is None else [w.strip() for w in data.split(";") if w.strip()]
+    standings = coverage.standings(every, found, inventory.named("; ".join(here), every))
     judged = [orders.judged(order, recipes, found) for order in orders.ORDERS]
     counts = coverage.counts(standings, every)
     return Covered(every, here, standings, counts, judged, causes.groups(standings, [c.name for c in counts]))

@@ -17,6 +17,7 @@ FILLS: dict[Part, str] = {
     "near": "#1b6ca8",
     "released": "#8fbfe3",
     "far": "#f0a04b",
+    "earlier": "#e6dcc8",
     "open": "#c9ced3",
     "no data": "#ffffff",
 }

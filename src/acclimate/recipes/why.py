@@ -28,15 +28,6 @@ OFFICE = {"Amazon": 192, "Caltech": 225, "DSLR": 32, "Webcam": 59}
 ONE_DRAW = {"fedicon/table2": OFFICE, "fedicon/table5": OFFICE}
 """Test images by domain, where all runs of a paper share them: the cells of FedICON's Office-10 fit the sizes of the
 lists of files that the code of its first author reads."""
-FIRST_PARTITION = (
-    "measured on the first partition, whose clients have seen more classes; on BRFL's, FT, kNN-Per, MEMO (P) and T3A, "
-    "which were run again, are 7 to 16 points lower out of client"
-)
-FIRST_CORRUPTED = (
-    "measured on the first partition, whose clients have seen more classes; on BRFL's, the eight rows of personal "
-    "models that were run again with seed 0 are 1.4 to 3.2 points higher on corrupted samples, and with their mean of "
-    "2.5 more this is within 3 points"
-)
 BATCH_WISE = (
     "our mixture has no natural part (CIFAR-10.1 is not here): with one weight per batch it is answered as by the two "
     "heads without adaptation, ours 67.0 and 67.0, the paper's 70.1 and 70.7; the mean of that row's other three "
@@ -72,10 +63,6 @@ PIXELS = (
 WIDTH = (
     "the network that stands in for the paper's has half of its width: on one of full width, all else alike, FedAvg "
     "has 30.1 and Solo 26.7 on MNIST-M, and Solo 33.6 under label shift; the paper has 29.3, 28.5 and 36.4"
-)
-FOUR = (
-    "our mean has no SynthDigits, which is not here; it is within 3 points of the mean of the paper's own other four "
-    "domains"
 )
 FIFTH = (
     "SynthDigits is not here, from which the paper's clients learn too: with a drawn domain in its place FedAvg has "
@@ -129,23 +116,6 @@ READ = (
 )
 """Which numbers of FedICON's Table 1 a reading explains, by domain."""
 CAUSES: tuple[Cause, ...] = (
-    *(
-        Cause(
-            "fedthe/table1",
-            FIRST_PARTITION,
-            "fedthe/table1-paper.json, fedthe/table1-converted.json",
-            file,
-            (("partition", ("dir(0.1)",)), ("stream", ("out-of-client",))),
-        )
-        for file in ("fedthe/table1-converted.json", "fedthe/table1-cifar10-dir0.1-seed0.json")
-    ),
-    Cause(
-        "fedthe/table1",
-        FIRST_CORRUPTED,
-        "fedthe/table1-paper.json, fedthe/table1-converted.json",
-        "fedthe/table1-converted.json",
-        (("partition", ("dir(1.0)",)), ("stream", ("corrupted",))),
-    ),
     *(
         Cause(
             f"fedthe/{table}",
@@ -231,13 +201,6 @@ CAUSES: tuple[Cause, ...] = (
             ("table2", (("method", ("FedAvg", "Solo")), ("domain", ("MNIST-M",)))),
             ("table11", (("method", ("Solo",)), ("shift", ("label shift non-IID",)))),
         )
-    ),
-    Cause(
-        "fedpcl/table2",
-        FOUR,
-        "fedpcl/norm-paper.json",
-        "fedpcl/norm-paper.json",
-        (("backbone", ("single",)), ("domain", ("Avg",)), ("method", ("FedRep", "Solo"))),
     ),
     *(
         Cause(table, BACKBONES, f"{table}-paper.json, causes/quickdraw-full.json", f"{table}-paper.json", where)
