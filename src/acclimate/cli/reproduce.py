@@ -109,7 +109,8 @@ Seeds = Annotated[str, typer.Option(help="How many seeds, from 0; or which, with
 Rounds = Annotated[int | None, typer.Option(help="Train for so many rounds instead.")]
 Fraction = Annotated[float | None, typer.Option(help="Use this share of the recipe's data.")]
 Weights = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Start from this ResNet-18 or -50; also written weights=FILE.")
+    str | None,
+    typer.Option(metavar="FILE", help="Start from this ResNet-18 or -50, or a folder of them; also weights=FILE."),
 ]
 Out = Annotated[Path, typer.Option("-o", "--out", help="Folder of results; what it holds is not run again.")]
 Names = Annotated[list[str] | None, typer.Option(help="Only these rows (repeat it, or separate them by ;).")]
