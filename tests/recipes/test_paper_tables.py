@@ -83,6 +83,23 @@ def test_a_table_is_what_its_file_holds(name):
     assert len(rows) >= 4 and wrong(rows, cells, columns) == []
 
 
+def test_what_more_steps_do_is_what_its_file_holds():
+    """FedTTA's table of steps, rates and patience on the embedded digits, and the sentence on FedTTA++."""
+    cells = json.loads((ROOT / "results" / "fedtta" / "steps-paper.json").read_text())["cells"]
+    last = {c["row"]: c for c in cells if c["column"] == "last round"}
+    text = (ROOT / "docs" / "papers" / "fedtta.md").read_text()
+    rows = {"FedTTA, not adapted": "| 0 | - | - |", "FedTTA": "| 1 | 0.1 | - |", "FedTTA, 5 steps": "| 5 | 0.1 | - |"}
+    for rate, speed in (("0.1", "50 steps"), ("0.01", "50 slow steps")):
+        rows[f"FedTTA, {speed}"] = f"| 50 | {rate} | - |"
+        rows |= {f"FedTTA, {speed}, patience {n}": f"| 50 | {rate} | {n} |" for n in (1, 5)}
+    said = [f"{at} {last[row]['mean']:.1f} ± {last[row]['std']:.1f} |" for row, at in rows.items()]
+    said += [f"{row} {last[row]['mean']:.1f} ± {last[row]['std']:.1f}" for row in ("FedAvg", "FedTTA-Prox")]
+    assert [line for line in said if line not in text] == []
+    gains = [a - b for a, b in zip(last["FedTTA, 50 steps, patience 1"]["ours"], last["FedTTA"]["ours"], strict=True)]
+    assert min(gains) > 0 and f"fifty steps are {sum(gains) / 3:.1f} points above one" in text
+    assert f"lose {last['FedTTA']['mean'] - last['FedTTA, 50 steps']['mean']:.0f} points" in text
+
+
 def test_a_wrong_cell_is_found():
     cells = [
         {"row": "5: a", "column": "c", "ours": [1.0, 3.0], "mean": 2.0, "std": 1.4, "published": {"mean": 4.0}},
