@@ -65,9 +65,9 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", choices=("digits", "office"), default=["digits"])
     given = parser.parse_args()
     torch.manual_seed(0)
-    seen = [resnet18(w).eval() for w in given.weights]
+    seen: list[nn.Module] = [resnet18(w).eval() for w in given.weights]
     widths = [len(net.get_parameter("conv1.weight")) for net in seen]
-    nets = {"stand-in": seen, "untrained": [_ResNet18(5, width).eval() for width in widths]}
+    nets: dict[str, list[nn.Module]] = {"stand-in": seen, "untrained": [_ResNet18(5, width).eval() for width in widths]}
     found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in nets}
     for domain, data in domains(given.data):
         rows = torch.cat([(data.y == c).nonzero().flatten()[: TRAIN + TEST] for c in range(10)])

@@ -10,8 +10,9 @@ everything as that code has it (`released`).
     python benchmarks/quickdraw.py --weights quickdraw/drawings.safetensors [--seeds 3] [--rows FedAvg Solo FedPCL]
         [--columns "feature Digit-5"] [--ways paper] [--out results/causes/quickdraw.json]
 
-Percent by way, column and row, of every seed; under feature shift of each domain. The columns of Tables 12 and 13, with
-40 and 80 clients, are run when they are named. The last round counts. What is in the file already is not run again.
+With several weights they are several backbones, side by side. Percent by way, column and row, of every seed; under
+feature shift of each domain. The columns of Tables 12 and 13, with 40 and 80 clients, are run when they are named. The
+last round counts. What is in the file already is not run again.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ MANY = {"label Digit-5, 40 clients": 40, "label Digit-5, 80 clients": 80}
 WAYS = ("paper", "classifier", "released")
 
 
-def version(way: str, name: str) -> TableVersion:
-    """The tables in one of the ways, on this backbone."""
+def version(way: str, names: tuple[str, ...]) -> TableVersion:
+    """The tables in one of the ways, on these backbones."""
     if way == "released":
-        return released((name,))
+        return released(names)
     head: Any = "released" if way == "classifier" else "linear"
-    return replace(ORDINARY, setting=replace(ORDINARY.setting, weights=(name,), head=head, balanced=True))
+    return replace(ORDINARY, setting=replace(ORDINARY.setting, weights=names, head=head, balanced=True))
 
 
 def here(training: Training) -> Training:
@@ -66,7 +67,8 @@ def measured(made: TableVersion, row: str, column: str, seed: int, side: int) ->
     """A row of a column: accuracy of every domain under feature shift, else the mean over clients; of many clients also
     the means of the worst 10, 20 and 40 %, and of the best 10 %."""
     shift, data = column.partition(",")[0].split()
-    setting = made.at(data, shift, 1, clients=MANY.get(column))  # type: ignore[arg-type]
+    count = len(made.setting.weights)
+    setting = made.at(data, shift, count, clients=MANY.get(column))  # type: ignore[arg-type]
     training = here(setting.training(made.rows[row], "paper"))
     assert isinstance(training.data, Features) and isinstance(training.data.encoder, Frozen)
     seen = replace(training.data, encoder=replace(training.data.encoder, size=side))
@@ -84,23 +86,24 @@ def measured(made: TableVersion, row: str, column: str, seed: int, side: int) ->
 def main() -> None:
     """Run what is not in the file, and write after each number."""
     parser = parser_of(__doc__)
-    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, nargs="+", required=True)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--columns", nargs="+", choices=(*COLUMNS, *MANY), default=list(COLUMNS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--out", type=Path, default=Path("results/causes/quickdraw.json"))
     given = parser.parse_args()
-    name = f"resnet18@{given.weights}#{checkpoints.digest(given.weights)}"
-    card = store.read_json(given.weights.with_suffix(".json"))
-    study = {"backbone": {k: card[k] for k in ("trained on", "images", "width", "side", "nearest means", "digest")}}
+    names = tuple(f"resnet18@{file}#{checkpoints.digest(file)}" for file in given.weights)
+    cards = [store.read_json(file.with_suffix(".json")) for file in given.weights]
+    told = [{k: c[k] for k in ("trained on", "images", "width", "side", "nearest means", "digest")} for c in cards]
+    study: dict[str, Any] = {"backbone": told[0]} if len(told) == 1 else {"backbones": told}
     study["domains"] = list(DIGITS)
     found = kept(given.out, study, "accuracy")
     for way, column, row in [(w, c, r) for c in given.columns for w in given.ways for r in given.rows]:
         place = found.setdefault(way, {}).setdefault(column, {})
         for seed in range(given.seeds):
             if str(seed) not in place.setdefault(row, {}):
-                place[row][str(seed)] = measured(version(way, name), row, column, seed, card["side"])
+                place[row][str(seed)] = measured(version(way, names), row, column, seed, cards[0]["side"])
                 print(way, column, row, seed, place[row][str(seed)], flush=True)
                 body = {"study": study, "environment": environment(torch.device("cpu")), "accuracy": found}
                 write(given.out, body)
