@@ -316,6 +316,35 @@ def test_what_adapters_and_rounds_cost_on_a_cpu_is_on_the_performance_page():
     assert [w for w in wanted if w not in text] == []
 
 
+def test_what_is_left_to_gain_on_a_cpu_is_on_the_performance_page():
+    """Times with AVX2 beside the rate of a large matrix product, and what the goals would need of it."""
+    text, wanted, left = (ROOT / "docs" / "performance.md").read_text(), [], []
+    for name in ("testtime-cpu-avx2", "testtime-cpu-avx2-cores"):
+        (row,) = [r for r in figures(name)["rows"] if r["adapter"] == "THEPlus"]
+        ms = row["milliseconds_per_sample"]
+        left.append((ms["loop"], ms["vectorised"], row["times_faster"], ms["at the ceiling"], ms["loop"] / 4))
+    one, two = left
+    wanted += [f"takes {one[0]:.1f} ms a sample as a loop on one thread and {one[1]:.1f} ms here, {one[2]:.1f} times"]
+    wanted += [f"and {two[0]:.1f} and {two[1]:.1f} ms on two cores, {two[2]:.1f} times less"]
+    wanted += [f"would take {one[3]:.1f} ms on one thread and {two[3]:.1f} ms on two cores"]
+    wanted += [f"A quarter of the loop is {one[4]:.1f} and {two[4]:.1f} ms"]
+    wanted += [f"it leaves {two[4] - two[3]:.1f} ms for all else"]
+    assert one[4] < one[3]  # less than the operations can take, as the page says
+    client, peers, ms = figures("client-cpu-avx2"), figures("cpu-avx2-flower"), figures("conv-cpu-avx2")["ms"]
+    median, share, top = client["median"], client["share_of_ceiling"], client["gflop_per_second"]
+    wanted += [f"takes {median['plain']:.2f} s of CPU as the plain loop and {median['ours']:.2f} s here"]
+    wanted += [f"here, {client['times_less_computing']:.2f} times less (`client-cpu-avx2.json`)"]
+    faster, less = (peers[k]["flower"] for k in ("times_faster", "times_less_computing"))
+    wanted += [f"is {faster:.2f} times as fast as Flower's, with {less:.2f} times less CPU time"]
+    wanted += [f"does {100 * share['plain']:.0f} % of the rate", f"the same thread, ours {100 * share['ours']:.0f} %"]
+    first, second = 2 * 75 * 32 * 28**2, 2 * 800 * 64 * 10**2  # forward; the first needs no gradient of its images
+    gflop, took = 32 * (2 * first + 3 * second) / 1e9, (ms["cnn, first"], ms["cnn, second"])
+    convolutions = gflop / sum(t["torch, channels last"] for t in took) * 1e3 / top
+    need = 1.6 / client["at_the_ceiling"]
+    wanted += [f"be done at {100 * need:.0f} % of it; torch's convolutions by themselves do {100 * convolutions:.0f} %"]
+    assert convolutions < need and [w for w in wanted if w not in text] == []
+
+
 def test_the_guard_page_tells_why_a_cell_fails_as_it_was_measured():
     text = (ROOT / "docs" / "guides" / "guard.md").read_text()
     found = {}
