@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from acclimate import store
 from acclimate.core import Mode, Task, rng
 from acclimate.data import CIFAR10
 from acclimate.models import ResNet20
@@ -57,6 +58,8 @@ def main() -> None:
     print(f"{'mean of the 15':18s} {means[0]:7.1%} {means[1]:7.1%}")
     if args.out:
         body = {
+            "command": store.command_line(),
+            "environment": store.environment(torch.device("cpu")),
             "images": len(y),
             "severity": args.severity,
             "frost": source,
@@ -64,7 +67,7 @@ def main() -> None:
             "kinds": rows,
             "mean": means,
         }
-        args.out.write_text(json.dumps(body, indent=1) + "\n")
+        store.write(args.out, json.dumps(body, indent=1) + "\n")
 
 
 if __name__ == "__main__":
