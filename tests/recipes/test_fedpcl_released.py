@@ -254,3 +254,35 @@ def test_one_training_is_written_for_several_sides(tmp_path, monkeypatch):
     assert [card["side"] for card in cards.values()] == [64, 32] and cards[64]["digest"] != cards[32]["digest"]
     same = {name: torch.equal(value, nets[32][name]) for name, value in nets[64].items()}
     assert same["conv1.weight"] and same["layer4.1.bn2.weight"] and not same["bn1.running_mean"]
+
+
+def test_what_the_page_says_of_three_networks_is_in_its_files():
+    """The rule that was settled before, what it gave, and what was run all the same."""
+    root = Path(__file__).parents[2]
+    page, causes = (root / "docs/papers/fedpcl.md").read_text(), root / "results" / "causes"
+
+    def told(name, domain):
+        found = json.loads((causes / f"{name}.json").read_text())["accuracy"]
+        return tuple(found[net][domain]["whole"] for net in ("stand-in", "untrained"))
+
+    large, small = "nearest-means-three", "nearest-means-three-32"
+    (mnist, plain), (usps, other), (things, rest) = (told(large, d) for d in ("mnist", "usps", "caltech10"))
+    assert mnist > plain and usps > other and things > rest
+    assert f"{mnist} % of MNIST's digits and {usps} % of USPS' (with random weights {plain} and {other})" in page
+    assert f"{things} % of Caltech's things ({rest})" in page
+    (amazon, least), (little, more) = told(large, "amazon"), told(small, "mnist")
+    assert amazon < least and little < more  # so they do not count
+    assert f"{amazon} % of Amazon's, where random weights tell {least}" in page
+    assert f"{little} % of MNIST's, where random weights tell {more}" in page
+    alone = [told("nearest-means-drawings", d)[0] for d in ("mnist", "usps")]
+    assert "tells {} % of MNIST's and {} % of USPS' digits at 64".format(*alone) in page
+    study = json.loads((causes / "three-backbones.json").read_text())
+    sides = [b["side"] for b in study["study"]["backbones"]]
+    assert sides == [64, 64, 64] and not list((root / "results").glob("stand-ins/*"))
+    by, columns = study["accuracy"]["released"], ("feature Digit-5", "label Digit-5", "both Digit-5")
+    for row in ("FedAvg", "FedProto", "Solo", "FedPCL"):
+        numbers = [n for column in columns for n in by[column][row]["0"]]
+        (line,) = re.findall(rf"^\| {row} \| ((?:[\d.]+ \([\d.]+\) \| ?){{6}})$", page, re.M)
+        assert re.findall(r"([\d.]+) \(", line) == [f"{n:.1f}" for n in numbers]
+        off = [float(theirs) - float(n) for n, theirs in re.findall(r"([\d.]+) \(([\d.]+)\)", line)]
+        assert min(off) > 4.5 and max(off) < 48.5
