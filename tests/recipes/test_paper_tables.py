@@ -1,8 +1,10 @@
-"""The tables of FedTTA's and FedTHE's pages are those of the stored results, cell by cell."""
+"""The tables of FedTTA's, FedTHE's and FedICON's pages are those of the stored results, cell by cell."""
 
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -12,8 +14,32 @@ FIRST = "first partition\n.*?\n"
 STREAMS = ("original", "corrupted", "out-of-client", "mixture")
 
 
+DIGITS, OFFICE = ("MNIST", "MNIST-M", "SVHN", "USPS"), ("Amazon", "Caltech", "DSLR", "Webcam")
+
+
 def columns(of, names):
     return [f"{of} {name}" for name in names]
+
+
+def before(name, names):
+    """The place before the table with this head and a mean of its columns."""
+    head = "| " + " | ".join((name, *names, "mean")) + " |"
+    return rf"\n(?=\n{re.escape(head)})"
+
+
+def with_means(cells):
+    """The cells, and the mean of every row over its columns, by seed; of the published numbers where all are there."""
+    rows = defaultdict(list)
+    for cell in cells:
+        rows[cell["row"]].append(cell)
+    out = list(cells)
+    for row, own in rows.items():
+        ours = [fmean(values) for values in zip(*(c["ours"] for c in own), strict=False)]
+        theirs = [c["published"]["mean"] for c in own if c["published"]]
+        mean = {"row": row, "column": "mean", "ours": ours, "mean": fmean(ours)}
+        mean["std"] = stdev(ours) if len(ours) > 1 else None
+        out.append(mean | {"published": {"mean": fmean(theirs)} if len(theirs) == len(own) else None})
+    return out
 
 
 TABLES = {
@@ -37,6 +63,9 @@ TABLES = {
         f"{FIRST}Dir\\(1.0\\):",
         columns("dir(1.0)", STREAMS),
     ),
+    "icon 1": ("fedicon", "fedicon/table1-paper", before("Digit-5, covariate shift", DIGITS), [*DIGITS, "mean"]),
+    "icon 2": ("fedicon", "fedicon/table2-paper", before("Office-10, domain left out", OFFICE), [*OFFICE, "mean"]),
+    "icon 5": ("fedicon", "fedicon/table5-paper", before("Office-10, covariate shift", OFFICE), [*OFFICE, "mean"]),
     "0.1, seed 0": ("fedthe", "fedthe/table1-cifar10-dir0.1-seed0", "More rows at Dir", columns("dir(0.1)", STREAMS)),
 }
 
@@ -80,6 +109,7 @@ def wrong(rows, cells, columns):
 def test_a_table_is_what_its_file_holds(name):
     page, file, start, columns = TABLES[name]
     rows, cells = table(page, start), json.loads((ROOT / "results" / f"{file}.json").read_text())["cells"]
+    cells = with_means(cells) if columns[-1] == "mean" else cells
     assert len(rows) >= 4 and wrong(rows, cells, columns) == []
 
 
