@@ -33,7 +33,7 @@ DOTS = {"near": ("#0b6bcb", "#58a6ff"), "far": ("#bc4c00", "#f0883e")}
 WIDTH, LEFT, BOX, GAP, ACROSS, LINE, HEAD, TITLE, FOOT = 960, 226, 250, 46, 5, 17, 24, 50, 30
 KNOWN = {
     "fedthe": "CIFAR-10, dealt as the released code deals it.",
-    "fedtta": "MNIST and CIFAR-10; in most rows clients have fewer pairs of classes than in the paper.",
+    "fedtta": "CIFAR-10, Fashion-MNIST and MNIST, of most rows one seed.",
     "fedicon": "Digit-5 without SynthDigits, and Office-10; how many images clients have is read off the printed "
     "numbers.",
     "fedspl": "PACS at 64 pixels and few rounds, from an EfficientNet-Lite0 where the paper has a ResNet-18, both "

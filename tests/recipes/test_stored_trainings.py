@@ -53,6 +53,8 @@ FILES = [
     "fedthe/table14",
     "fedtta/fashion",
     "fedtta/figure3",
+    "fedtta/figure4",
+    "fedtta/steps",
     "fedtta/table1",
 ]
 HAVE = (
