@@ -53,7 +53,8 @@ class FedATP(FedAvg):
         batch = {"norm.running_mean": before.mean(0), "norm.running_var": before.var(0, correction=1)}
         way["buffers"] = {name: old - batch[name] for name, old in w["buffers"].items()}
         there = mapped(lambda v, r, d: v - r * d, w, rates, way)
-        there["buffers"]["norm.running_var"] = there["buffers"]["norm.running_var"].clamp_min(0)
+        if "norm.running_var" in there["buffers"]:
+            there["buffers"]["norm.running_var"] = there["buffers"]["norm.running_var"].clamp_min(0)
 
         def loss(p: Any, b: Any) -> Tensor:
             return F.cross_entropy(world.run(p, b, x, False)[1], y)

@@ -204,7 +204,7 @@ def test_lost_clients_and_single_examples_change_no_one_else(name):
     """Without batch norm, which has nothing to normalise by in a single example."""
     if name in ("fedbn", "dsbn"):
         pytest.skip("keeps the layers of normalisation, and this model has none")
-    net = {"norm": False, "bias": name in ("rsc", "fedpcl")}
+    net = {"norm": False, "bias": name in ("rsc", "fedpcl", "fedsr")}
 
     def losing(worker, data):
         return Losing(worker, data, torch.device("cpu"))
