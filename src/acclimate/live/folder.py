@@ -75,7 +75,8 @@ def read(folder: Path, file: Mapping[str, Any]) -> Tree:
         raw = opening.content(path)
         if hashlib.sha256(raw).hexdigest() != file["sha256"]:
             raise store.RunError(f"{path} is damaged: its content does not match the card beside it; deploy again")
-        filled: Tree = _filled(file["outline"], load_tensors(raw))
+        tensors = {name: t.clone() for name, t in load_tensors(raw).items()}  # as in store.read_tensors
+        filled: Tree = _filled(file["outline"], tensors)
         return filled
     except (SafetensorError, opening.FileProblem, OSError, KeyError, TypeError, AttributeError, ValueError) as e:
         raise store.RunError(f"{path} is damaged or missing ({e}); deploy again") from e
