@@ -47,6 +47,7 @@ TABLES = {
     "any two": ("fedtta", "fedtta/table1-mnist-random", "The same with shards of any two", columns("MNIST", NEWCOMERS)),
     "released": ("fedtta", "fedtta/table1-paper", "CIFAR-10 with everything as in", columns("CIFAR-10", NEWCOMERS)),
     "in order": ("fedtta", "fedtta/table1-cifar10", "as it was measured before that", columns("CIFAR-10", NEWCOMERS)),
+    "MNIST now": ("fedtta", "fedtta/table1-paper", "As the recipe has it now", columns("MNIST", NEWCOMERS)),
     "figure 4": ("fedtta", "fedtta/figure4-paper", "### Rotated MNIST", ["validation", "test"]),
     "0.1": ("fedthe", "fedthe/table1-paper", "as BRFL deals, so far.*?\nDir\\(0.1\\):", columns("dir(0.1)", STREAMS)),
     "1.0": ("fedthe", "fedthe/table1-paper", "as BRFL deals, so far.*?\nDir\\(1.0\\):", columns("dir(1.0)", STREAMS)),
