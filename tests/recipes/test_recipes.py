@@ -240,6 +240,19 @@ def test_a_narrower_run_takes_nothing_from_the_table(tmp_path):
     assert {c["row"] for c in other["cells"]} == {"fedavg"} and other["seeds"] == [0]
 
 
+def test_a_run_takes_nothing_from_the_table_where_data_is_gone(tmp_path, monkeypatch):
+    """Numbers that were measured where their data was stay in a table that is added to where it is not."""
+    whole, fitted = run(plan(tiny(), "smoke"), tmp_path), needs.fitted
+    gone = lambda c, *a: (None, ("Gone: needs files",)) if c.row == "fedavg" else fitted(c, *a)  # noqa: E731
+    monkeypatch.setattr(needs, "fitted", gone)
+    assert plan(tiny(), "smoke").left_out == {"Gone: needs files": ["fedavg, original", "fedavg, corrupted"]}
+    for rows in (["scaffold"], []):
+        again = run(plan(tiny(), "smoke", rows), tmp_path)
+        assert again["cells"] == whole["cells"]
+    fresh = run(plan(tiny(), "smoke"), tmp_path / "other")
+    assert {c["row"] for c in fresh["cells"]} == {"scaffold"} and fresh["left_out"]
+
+
 def test_notes_about_paper_scale_say_so_at_smoke_scale():
     result = {"notes": ["50 rounds."], "left_out": [], "cells": []}
     assert remarks({**result, "scale": "paper"}) == ["50 rounds."]

@@ -43,11 +43,12 @@ def plan(
     rounds: int | None = None,
     fraction: float | None = None,
     weights: str | None = None,
+    kept: Collection[tuple[str, str]] = (),
 ) -> Plan:
     """What can run of a recipe, and what is missing for the rest.
 
     `rounds` and `fraction` make other trainings of it: how long they last, and on which share of the recipe's data; so
-    does `weights`, a file that its models start from.
+    does `weights`, a file that its models start from. `kept` are rows and columns that stay without their data.
     """
     if rounds is not None and rounds < 1:
         raise ConfigError(f"rounds={rounds} must be at least 1")
@@ -62,6 +63,8 @@ def plan(
             cells.append(cell)
             continue
         fitted, lacks = needs.fitted(cell)
+        if fitted is None and (cell.row, cell.column) in kept:
+            fitted, lacks = cell, ()
         for reason in lacks:
             left_out.setdefault(reason, []).append(f"{cell.row}, {cell.column}")
         cells += [fitted] if fitted is not None else []
@@ -76,7 +79,8 @@ def widened(narrow: Plan, places: Collection[tuple[str, str]]) -> Plan:
     if not set(places) - own:
         return narrow
     given = narrow.weights.file if narrow.weights is not None else None
-    whole = plan(narrow.recipe, narrow.scale, rounds=narrow.rounds, fraction=narrow.fraction, weights=given)
+    sizes = {"rounds": narrow.rounds, "fraction": narrow.fraction}
+    whole = plan(narrow.recipe, narrow.scale, **sizes, weights=given, kept=places)  # type: ignore[arg-type]
     left_out = {reason: list(cells) for reason, cells in narrow.left_out.items()}
     rows = {row for row, _ in places}
     for reason, cells in whole.left_out.items():
