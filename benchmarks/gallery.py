@@ -222,17 +222,6 @@ def _box(panel: Panel, name: str, x0: float, y0: float, wide: float, theme: str)
     return out
 
 
-def earlier(found: Sequence[Panel]) -> str:
-    """The rows whose numbers are of an earlier version of the library, and maybe of other settings, in a sentence."""
-    rows: dict[str, dict[str, None]] = {}
-    for panel in found:
-        old = [row for (row, _), s in panel.cells.items() if s.ours is not None and s.ours.converted]
-        if old:
-            rows[panel.name.partition("/")[2].replace("table", "Table ")] = dict.fromkeys(old)
-    said = "; ".join(f"{', '.join(names)} ({table})" for table, names in rows.items())
-    return f" Numbers of earlier versions, whose settings its page has: {said}." if said else ""
-
-
 def section(paper: str, found: Sequence[Panel], printed: int, pictures: str) -> str:
     """The part of the page about a paper: its picture, and what it shows in one sentence."""
     cells = [s for p in found for s in p.cells.values()]
@@ -246,7 +235,7 @@ def section(paper: str, found: Sequence[Panel], printed: int, pictures: str) -> 
         f'src="{pictures}/{paper}-light.svg">',
         "</picture>",
         "",
-        f"{KNOWN[paper]} {words(cells, printed)}; seeds of a number: {' or '.join(map(str, seeds))}.{earlier(found)}",
+        f"{KNOWN[paper]} {words(cells, printed)}; seeds of a number: {' or '.join(map(str, seeds))}.",
         f"What is done differently, and what is known of the reasons: [{PAPERS[paper]}](papers/{paper}.md).",
     ]
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """What every method of the catalogue owes, on every backend: tested once, for all of them."""
 
 import pickle
+import platform
 from dataclasses import replace
 from functools import cache
 
@@ -16,9 +17,10 @@ METHODS = {name: small(m, FEW) for name, m in catalogue.METHODS.items()}
 METHODS["pfedme"] = replace(METHODS["pfedme"], steps=2)  # each of its steps is a whole one of another method
 MLP = "mlp-dropout"
 """The cheapest model that has batch norm, and draws at random."""
-AGREE = 5e-5
-"""Rounds amplify the last bits, which are others on every kind of processor: up to 2e-5 on an ARM core and on x86 with
-AVX2, where HeteroFedTTA that starts one rounding away ends 7e-6 away after two rounds."""
+AGREE = 5e-5 if platform.machine() == "aarch64" else 1e-5
+"""Rounds amplify the last bits, which are others on every kind of processor: up to 2e-5 on an ARM core."""
+AMPLIFIES = {"heterofedtta": 2e-5}
+"""What amplifies more: on x86 with AVX2 a start that is one rounding away ends 7e-6 away after two rounds."""
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
@@ -63,7 +65,9 @@ def test_serial_and_vmap_agree_on_uneven_clients(name, model):
     _, _, b = fitted(METHODS[name], "vmap", having_maps(name, model), rounds=ROUNDS)
     assert gap(a.server, b.server) < AGREE
     size = max([1.0, *(float(x.abs().max()) for x in tree.leaves(a.mine) if x.numel())])
-    assert gap(a.mine, b.mine) < AGREE * size  # private running variances can be well above one
+    assert (
+        gap(a.mine, b.mine) < max(AGREE, AMPLIFIES.get(name, 0.0)) * size
+    )  # private running variances can be well above one
     assert a.cost == b.cost
     assert [h["val_accuracy"] for h in a.history] == pytest.approx([h["val_accuracy"] for h in b.history], abs=1e-6)
 

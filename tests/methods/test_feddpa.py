@@ -85,10 +85,15 @@ def test_with_one_lora_it_is_fedavg():
 def test_the_shared_half_is_fedavg_whatever_the_local_pairs_are(base):
     t, one, own = task(base=base), task(0, base), client_data(shards(), 0)
     down, mine = METHOD.init_server(t, 3, rng.key(0)), METHOD.init_mine(t, rng.key(0))
-    wild = {**mine, "local": tree.map(lambda p: torch.full_like(p, 3.0), mine["local"])}
-    up, _ = METHOD.client(t, down, wild, own, rng.key(1))
+
+    def sent(local):
+        wild = {**mine, "local": tree.map(lambda p: torch.full_like(p, local), mine["local"])}
+        return METHOD.client(t, down, wild, own, rng.key(1))[0]
+
+    up, other = sent(3.0), sent(-7.0)
     plain, _ = FedAvg(work=WORK).client(one, {"vars": down["vars"]}, {}, own, rng.key(1))
-    # to the bit on some processors alone: torch may round products of six ranks otherwise than of three
+    assert equal(up["delta"], other["delta"])
+    # not to the bit on every processor: torch may round products of six ranks otherwise than of three
     torch.testing.assert_close(up["delta"], plain["delta"], rtol=1e-5, atol=1e-7)
     assert not any(".local." in n for n in up["delta"]["params"])
 
