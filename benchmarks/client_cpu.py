@@ -24,23 +24,10 @@ import peers
 import torch
 import torch.nn.functional as F
 from harness import environment, parser_of, write
-from limits import work_of
+from limits import product_rate, work_of
 
 from acclimate.backends import Serial
 from acclimate.core import Shards, fit
-
-SIDE = 1024
-"""Rows and columns of the matrices whose product is the ceiling."""
-
-
-def product() -> float:
-    """CPU seconds of a large matrix product: the quickest of a few."""
-    a, b, taken = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE), []
-    for _ in range(5):
-        began = time.process_time()
-        torch.mm(a, b)
-        taken.append(time.process_time() - began)
-    return min(taken)
 
 
 def operations() -> dict[str, float]:
@@ -53,12 +40,12 @@ def operations() -> dict[str, float]:
 
 
 def measured(repeats: int) -> dict[str, list[float]]:
-    """CPU seconds of both ways, and of a large matrix product; a first turn of each does not count."""
+    """CPU seconds of both ways, and the rates of large matrix products; a first turn of each does not count."""
     data, worker, cpu = peers.LOAD.federation(), peers.LOAD.worker(), torch.device("cpu")
     engine = Serial().open(worker, Shards.of(data.x, data.y, [data.own(0)]), cpu)
     server = fit.start(worker, engine, 1).server
     peers.examples(0)
-    times: dict[str, list[float]] = {"plain": [], "ours": [], "product": []}
+    times: dict[str, list[float]] = {"plain": [], "ours": [], "rate": []}
     for turn in range(repeats + 1):
         module = peers.CNN().build((3, peers.SIDE, peers.SIDE), peers.CLASSES)
         began = time.process_time()
@@ -67,8 +54,8 @@ def measured(repeats: int) -> dict[str, list[float]]:
         began = time.process_time()
         fit.one_round(worker, engine, server, torch.arange(1), turn)
         times["ours"].append(time.process_time() - began)
-        times["product"].append(product())
-        print(", ".join(f"{name} {t[-1]:.3f} s" for name, t in times.items()), flush=True)
+        times["rate"].append(product_rate(time.process_time))
+        print(", ".join(f"{name} {times[name][-1]:.2f} s" for name in ("plain", "ours")), flush=True)
     return {name: t[1:] for name, t in times.items()}
 
 
@@ -81,7 +68,7 @@ def main() -> None:
     torch.set_num_threads(1)
     about = {"benchmark": "client, cpu", **environment(torch.device("cpu")), "load": os.getloadavg()}
     found = measured(args.repeats)
-    top = 2 * SIDE**3 / 1e9 / min(found.pop("product"))
+    top = max(found.pop("rate")) / 1e9
     medians, gflop = {name: statistics.median(t) for name, t in found.items()}, operations()
     ratio, best = medians["plain"] / medians["ours"], medians["plain"] * top / gflop["ours"]
     share = {name: gflop[name] / t / top for name, t in medians.items()}

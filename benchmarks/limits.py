@@ -78,6 +78,16 @@ def ceilings(context: Context) -> Record:
     return {"matrix_side": size, "flop_per_second": rate, "bytes_per_second": copied}
 
 
+def product_rate(clock: Callable[[], float], side: int = 1024, times: int = 5) -> float:
+    """FLOP per second of the quickest of a few large matrix products, by this clock: a ceiling for what a CPU does."""
+    a, b, taken = torch.rand(side, side), torch.rand(side, side), []
+    for _ in range(times):
+        began = clock()
+        torch.mm(a, b)
+        taken.append(clock() - began)
+    return 2.0 * side**3 / min(taken)
+
+
 def _typical(f: Callable[[], Any], device: torch.device) -> float:
     """Seconds of one call among many that were asked for together, so that launching does not count."""
     calls = 10

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from harness import environment, parser_of, write
-from limits import work_of
+from limits import product_rate, work_of
 
 from acclimate.adapters import MEMO, THE, TTT, THEPlus
 from acclimate.backends import Auto, Serial, Vmap
@@ -183,19 +183,17 @@ def steps_alone(adapter: Adapter) -> dict[str, float]:
         return {}
     net = CNN().build((3, 32, 32), 10).to(memory_format=torch.channels_last)
     x = torch.rand(images, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-    square = torch.rand(1024, 1024)
 
     def step() -> None:
         torch.autograd.grad(net(x)[1].logsumexp(1).sum(), list(net.parameters()))
 
-    def timed(f: Callable[[], Any]) -> float:
+    taken, rates = [], []
+    for _ in range(12):
         began = CLOCK[0]()
-        f()
-        return CLOCK[0]() - began
-
-    taken, products = zip(*((timed(step), timed(lambda: square @ square)) for _ in range(12)), strict=True)
-    rate = 2 * 1024**3 / min(products)
-    return {"the steps alone": statistics.median(taken[2:]), "at the ceiling": work_of(step)["flops"] / rate}
+        step()
+        taken.append(CLOCK[0]() - began)
+        rates.append(product_rate(CLOCK[0], times=1))
+    return {"the steps alone": statistics.median(taken[2:]), "at the ceiling": work_of(step)["flops"] / max(rates)}
 
 
 def measure(

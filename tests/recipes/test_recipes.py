@@ -248,7 +248,7 @@ def test_a_run_takes_nothing_from_the_table_where_data_is_gone(tmp_path, monkeyp
     assert plan(tiny(), "smoke").left_out == {"Gone: needs files": ["fedavg, original", "fedavg, corrupted"]}
     for rows in (["scaffold"], []):
         again = run(plan(tiny(), "smoke", rows), tmp_path)
-        assert again["cells"] == whole["cells"]
+        assert again["cells"] == whole["cells"] and again["left_out"] == []
     fresh = run(plan(tiny(), "smoke"), tmp_path / "other")
     assert {c["row"] for c in fresh["cells"]} == {"scaffold"} and fresh["left_out"]
 

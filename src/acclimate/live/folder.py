@@ -75,8 +75,7 @@ def read(folder: Path, file: Mapping[str, Any]) -> Tree:
         raw = opening.content(path)
         if hashlib.sha256(raw).hexdigest() != file["sha256"]:
             raise store.RunError(f"{path} is damaged: its content does not match the card beside it; deploy again")
-        tensors = {name: t.clone() for name, t in load_tensors(raw).items()}  # as in store.read_tensors
-        filled: Tree = _filled(file["outline"], tensors)
+        filled: Tree = _filled(file["outline"], store.aligned(load_tensors(raw)))
         return filled
     except (SafetensorError, opening.FileProblem, OSError, KeyError, TypeError, AttributeError, ValueError) as e:
         raise store.RunError(f"{path} is damaged or missing ({e}); deploy again") from e

@@ -79,9 +79,10 @@ def widened(narrow: Plan, places: Collection[tuple[str, str]]) -> Plan:
     if not set(places) - own:
         return narrow
     given = narrow.weights.file if narrow.weights is not None else None
-    sizes = {"rounds": narrow.rounds, "fraction": narrow.fraction}
-    whole = plan(narrow.recipe, narrow.scale, **sizes, weights=given, kept=places)  # type: ignore[arg-type]
-    left_out = {reason: list(cells) for reason, cells in narrow.left_out.items()}
+    whole = plan(narrow.recipe, narrow.scale, (), (), narrow.rounds, narrow.fraction, given, places)
+    there = {f"{row}, {column}" for row, column in places}
+    left_out = {reason: [c for c in cells if c not in there] for reason, cells in narrow.left_out.items()}
+    left_out = {reason: cells for reason, cells in left_out.items() if cells}
     rows = {row for row, _ in places}
     for reason, cells in whole.left_out.items():
         more = [c for c in cells if any(c.startswith(f"{row}, ") for row in rows)]

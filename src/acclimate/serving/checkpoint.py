@@ -149,8 +149,7 @@ def load(path: Path, host: Host) -> dict[str, Any] | None:
         about: dict[str, Any] = json.loads(header["__metadata__"]["about"])
         if about["schema"] != SCHEMA:
             raise ValueError(f"schema={about['schema']!r} must be '{SCHEMA}'")
-        tensors = {name: t.clone() for name, t in load_tensors(whole).items()}  # as in store.read_tensors
-        states = tree.unflatten(tensors, {"sessions": host.sessions, "ring": host.ring})
+        states = tree.unflatten(store.aligned(load_tensors(whole)), {"sessions": host.sessions, "ring": host.ring})
         host.sessions, host.ring = states["sessions"], states["ring"]
         for row, (client, saved) in enumerate(zip(host.clients, about["clients"], strict=True)):
             shell = host.shells[row]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         runs_below,
     )
     from .origin import command_line, environment, without_places
-    from .tensors import pack, pack_traces, read_tensors, read_traces, unpack
+    from .tensors import aligned, pack, pack_traces, read_tensors, read_traces, unpack
 
 _NAMES = {
     "folders": (
@@ -40,7 +40,7 @@ _NAMES = {
         "runs_below",
     ),
     "origin": ("command_line", "environment", "without_places"),
-    "tensors": ("pack", "pack_traces", "read_tensors", "read_traces", "unpack"),
+    "tensors": ("aligned", "pack", "pack_traces", "read_tensors", "read_traces", "unpack"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -51,6 +51,7 @@ __all__ = [
     "RunError",
     "RunFolder",
     "SeveralRuns",
+    "aligned",
     "busy",
     "command_line",
     "environment",

@@ -180,18 +180,23 @@ def _check(
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Metadata and tensors of a file that `pack` or `pack_traces` made, unchecked.
-
-    Tensors are copied to where torch puts its own: in the file they lie at any multiple of 8 bytes, and matrix products
-    of some processors round by where their numbers lie, so that a run that goes on would end with other bits.
-    """
+    """Metadata and tensors of a file that `pack` or `pack_traces` made, unchecked."""
     try:
         with safe_open(opening.checked(path), framework="pt") as f:
             text = (f.metadata() or {}).get("acclimate", "{}")
-            tensors = {name: f.get_tensor(name).clone() for name in f.keys()}  # noqa: SIM118
+            tensors = aligned({name: f.get_tensor(name) for name in f.keys()})  # noqa: SIM118
     except (SafetensorError, opening.FileProblem, OSError, RuntimeError) as e:
         raise RunError(f"{path} is damaged or truncated ({e}); remove it to start the run over") from e
     return object_of(text, str(path)), tensors
+
+
+def aligned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a file, copied to where torch puts its own.
+
+    In the file they lie at any multiple of 8 bytes, and matrix products of some processors round by where their numbers
+    lie, so that what goes on from them would end with other bits.
+    """
+    return {name: t.clone() for name, t in tensors.items()}
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
